@@ -1,0 +1,40 @@
+"""quantkit: where a transformer's outliers are, what they cost, and how to ship without the cost.
+
+The verbs are functions (`quantkit.stats(...)`), the modules are nouns. Nothing heavy is imported
+until a verb is looked up: `import quantkit` loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+__version__ = "0.1.0"
+
+VERBS: Final[dict[str, tuple[str, str]]] = {
+    "stats": ("quantkit.pipelines", "stats"),
+    "calibrate": ("quantkit.pipelines", "calibrate"),
+    "sweep": ("quantkit.pipelines", "sweep"),
+    "export": ("quantkit.pipelines", "export"),
+    "compare": ("quantkit.pipelines", "compare"),
+    "report": ("quantkit.reporting", "write_report"),
+}
+"""Public function -> (the module that has it, its name there)."""
+
+__all__ = ["__version__", "calibrate", "compare", "export", "report", "stats", "sweep"]
+
+if TYPE_CHECKING:
+    from quantkit.pipelines import calibrate, compare, export, stats, sweep
+    from quantkit.reporting import write_report as report
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a verb, importing what it needs now."""
+    if name not in VERBS:
+        raise AttributeError(f"module 'quantkit' has no attribute {name!r}")
+    module, attribute = VERBS[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

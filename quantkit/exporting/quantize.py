@@ -1,0 +1,49 @@
+"""A quantized graph from the float one, without a second export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from quantkit.exporting.graphs import load_graph, remove_unused_initializers
+from quantkit.exporting.rewrite_linear import ModuleLinears, match_linears, quantize_linears
+from quantkit.exporting.rewrite_logits import quantize_logits
+from quantkit.recipe import Recipe
+from quantkit.results import QuantizerInfo, Range
+
+
+def quantize_graph(
+    float_model: ir.Model | Path,
+    *,
+    module_linears: ModuleLinears,
+    recipe: Recipe,
+    ranges: Mapping[str, Range],
+) -> tuple[ir.Model, list[QuantizerInfo]]:
+    """Returns the graph with Q/DQ nodes where the recipe says, and one entry per quantizer.
+
+    Args:
+        float_model: What `export_float` wrote; it is not changed.
+        module_linears: The linear layers to quantize, by module name; all others (`lm_head`) stay
+            in float.
+        ranges: `Ranges.tensors`.
+
+    Raises:
+        InputError: a linear layer that the graph does not hold, a range that is missing, or
+            logits with a dynamic range.
+    """
+    model = load_graph(float_model) if isinstance(float_model, Path) else float_model.clone()
+    infos: list[QuantizerInfo] = []
+    if recipe.weights is not None or recipe.activations is not None:
+        infos += quantize_linears(
+            model,
+            match_linears(model, module_linears),
+            weight_bits=recipe.weights,
+            activation_bits=recipe.activations,
+            ranges=ranges,
+        )
+    if recipe.logits is not None:
+        infos += quantize_logits(model, recipe.logits, ranges)
+    remove_unused_initializers(model)
+    return model, infos

@@ -1,0 +1,16 @@
+"""Observers: what a stream of tensors looked like, as monoids over [groups, elements].
+
+rows.py        what they share: the protocol, and the checks of what they are fed
+minmax.py      extremes and counts
+topk.py        the exact largest magnitudes and where they stood
+moments.py     mean, variance, kurtosis
+histogram.py   every quantile, on the floating-point grid
+"""
+
+from quantkit.numerics.observers.histogram import Histogram
+from quantkit.numerics.observers.minmax import MinMax
+from quantkit.numerics.observers.moments import Moments, MomentSummary
+from quantkit.numerics.observers.rows import Observer
+from quantkit.numerics.observers.topk import TopK
+
+__all__ = ["Histogram", "MinMax", "MomentSummary", "Moments", "Observer", "TopK"]

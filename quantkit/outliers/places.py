@@ -1,0 +1,29 @@
+"""Where an element stands, packed into the int64 tag that travels with a top-k."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_BITS: Final = 20
+_MASK: Final = (1 << _BITS) - 1
+
+
+def pack(sequence: Tensor, position: Tensor, last: Tensor) -> Tensor:
+    """Returns tags for (sequence, position, channel or key), broadcast together.
+
+    Room for 2^23 sequences, 2^20 positions, 2^20 channels or keys.
+    """
+    return (sequence.to(torch.int64) << (2 * _BITS)) | (position << _BITS) | last
+
+
+def unpack(tag: int) -> tuple[int, int, int]:
+    """Returns (sequence, position, channel or key)."""
+    return tag >> (2 * _BITS), (tag >> _BITS) & _MASK, tag & _MASK
+
+
+def first_real(real: Tensor) -> Tensor:
+    """Returns the index of each sequence's first real token, int64 `[batch]`."""
+    return real.to(torch.int8).argmax(dim=1)

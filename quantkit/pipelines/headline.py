@@ -1,0 +1,48 @@
+"""The sentence that a sweep says, derived from its numbers and never typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from quantkit.results import Cell, Delta
+
+MARGIN_FRAC: Final = 0.01
+"""Non-inferiority margin for perplexity, fixed beforehand: 1 % of the float row's."""
+
+
+def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
+    """Returns one sentence a model: the fewest logit bits that stay level with 16.
+
+    A row is level if the upper end of its paired 95 % interval is within 1 % of the float
+    perplexity; for each width the best granularity speaks.
+    """
+    said = []
+    for model in dict.fromkeys(cell.model for cell in cells):
+        floats = [c for c in cells if c.model == model and c.recipe == "none"]
+        if not floats:
+            continue
+        base = floats[0].value
+        quantized = {c.recipe: c for c in cells if c.model == model and c.recipe != "none"}
+        level = [
+            quantized[delta.recipe]
+            for delta in deltas
+            if delta.model == model
+            and delta.recipe in quantized
+            and delta.ci_high <= MARGIN_FRAC * base
+        ]
+        if not quantized:
+            said.append(f"{model}: float perplexity {base:.2f}; no quantized logits were tried.")
+        elif not level:
+            said.append(
+                f"{model}: no tried width of the attention logits stays within 1 % of the float "
+                f"perplexity {base:.2f} at 95 %."
+            )
+        else:
+            best = min(level, key=lambda cell: (cell.bits, cell.value))
+            said.append(
+                f"{model}: attention logits at {best.bits} bits per {best.granularity} keep the "
+                f"perplexity within 1 % of float ({best.value:.2f} against {base:.2f}, n = "
+                f"{best.n} blocks)."
+            )
+    return " ".join(said)

@@ -1,0 +1,100 @@
+"""Run folders: who owns one, whether it is finished, and what may go on in it.
+
+`run.json` holds the config that made the folder. The same config unfinished goes on, finished is
+reported as done; another config is refused without `force`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from quantkit.errors import InputError
+from quantkit.jobs import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.results import read_plain, write_json
+
+RUN_FILE: Final = "run.json"
+RUN_SCHEMA: Final = "quantkit.run/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """An opened run folder; `finished` means that there is nothing left to do."""
+
+    command: str
+    job: Job
+    folder: Path
+    finished: bool
+
+    def finish(self) -> None:
+        """Marks the folder as done."""
+        _write(self.folder, self.command, self.job, finished=True)
+
+
+def open_run(command: str, job: Job) -> Run:
+    """Returns the job's folder, made or taken up again.
+
+    Raises:
+        InputError: the folder holds another run, or something that is not a run, and `force` was
+            not given.
+    """
+    folder = default_out(command, job)
+    known = folder / RUN_FILE
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; expected a folder.")
+    finished = False
+    if known.is_file():
+        plain = read_plain(known)
+        theirs = plain.get("config_hash") if isinstance(plain, dict) else None
+        if theirs != config_hash(job) or plain.get("command") != command:
+            if not job.force:
+                raise InputError(
+                    f"{folder} holds another run ({plain.get('command', '?')}, config {theirs}): "
+                    "expected an empty folder or the same config. Name another --out, or --force."
+                )
+            _clear(folder)
+        elif job.force:
+            _clear(folder)
+        else:
+            finished = bool(plain.get("finished"))
+    elif folder.is_dir() and any(folder.iterdir()) and not job.force:
+        raise InputError(
+            f"{folder} is not empty and holds no run of quantkit: name another --out, or --force."
+        )
+    if not finished:
+        _write(folder, command, job, finished=False)
+    return Run(command=command, job=job, folder=folder, finished=finished)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what earlier runs of quantkit wrote, and nothing else."""
+    names = ("stats.json", "ranges.json", "observations.safetensors", "sweep.json", "export.json")
+    reports = ("report.html", "report.md", RUN_FILE)
+    for path in (folder / name for name in (*names, *reports)):
+        path.unlink(missing_ok=True)
+    for path in [folder / "cells", *folder.glob("model*.onnx*"), *_model_folders(folder)]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _model_folders(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob("*/stats.json")]
+
+
+def _write(folder: Path, command: str, job: Job, *, finished: bool) -> None:
+    config: dict[str, Any] = {
+        name: getattr(job, name) for name in job.__dataclass_fields__ if name not in NOT_CONFIG
+    }
+    config = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+    plain = {
+        "schema": RUN_SCHEMA,
+        "command": command,
+        "config_hash": config_hash(job),
+        "finished": finished,
+        "config": config,
+    }
+    write_json(folder / RUN_FILE, plain)

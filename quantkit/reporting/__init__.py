@@ -1,0 +1,6 @@
+"""JSON in, HTML and Markdown out; never loads torch."""
+
+from quantkit.reporting.report import write_report
+from quantkit.reporting.terminal import sweep_text, terminal_tables, topk_text
+
+__all__ = ["sweep_text", "terminal_tables", "topk_text", "write_report"]

@@ -1,0 +1,105 @@
+"""What a report reads: every result file below the run folders, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from quantkit.errors import InputError
+from quantkit.results import Export, ModelInfo, Ranges, Stats, Sweep, read_json
+
+T = TypeVar("T")
+U = TypeVar("U", Stats, Ranges, Sweep, Export)
+
+FILE_NAMES: Final = ("stats.json", "ranges.json", "sweep.json", "export.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found(Generic[T]):
+    """One result file: its place relative to the run folder, and what it says."""
+
+    place: str
+    result: T
+
+
+AnyFound = Found[Stats] | Found[Ranges] | Found[Sweep] | Found[Export]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """All that was found, in the order of the folders and then of the paths."""
+
+    stats: tuple[Found[Stats], ...] = ()
+    ranges: tuple[Found[Ranges], ...] = ()
+    sweeps: tuple[Found[Sweep], ...] = ()
+    exports: tuple[Found[Export], ...] = ()
+
+
+def collect(run_folders: Sequence[Path]) -> Run:
+    """Returns every `stats.json`, `ranges.json`, `sweep.json` and `export.json` below the folders.
+
+    A file that two folders share is read once. A path to one such file is taken too.
+
+    Raises:
+        InputError: a folder is missing, holds none of the files, or a file cannot be read.
+    """
+    if not run_folders:
+        raise InputError("no run folder was named; expected the folder that a command wrote.")
+    files: dict[Path, tuple[str, Path]] = {}
+    for folder in run_folders:
+        if folder.is_file():
+            found = [folder]
+        elif folder.is_dir():
+            found = sorted(path for name in FILE_NAMES for path in folder.rglob(name))
+        else:
+            raise InputError(f"no such run folder: {folder}.")
+        for path in found:
+            base = folder.parent if folder.is_file() else folder
+            label = f"{base.resolve().name}/{path.relative_to(base).as_posix()}"
+            files.setdefault(path.resolve(), (label, path))
+    if not files:
+        names = ", ".join(map(str, run_folders))
+        raise InputError(f"no result file below {names}; expected one of {', '.join(FILE_NAMES)}.")
+    unknown = [path for _, path in files.values() if path.name not in FILE_NAMES]
+    if unknown:
+        raise InputError(f"{unknown[0]} is not one of {', '.join(FILE_NAMES)}.")
+    return Run(
+        stats=_read(files, "stats.json", Stats),
+        ranges=_read(files, "ranges.json", Ranges),
+        sweeps=_read(files, "sweep.json", Sweep),
+        exports=_read(files, "export.json", Export),
+    )
+
+
+def _read(files: dict[Path, tuple[str, Path]], name: str, cls: type[U]) -> tuple[Found[U], ...]:
+    return tuple(
+        Found(place=label, result=read_json(path, cls))
+        for label, path in files.values()
+        if path.name == name
+    )
+
+
+def everything(run: Run) -> tuple[AnyFound, ...]:
+    """Returns all files of a run, in the order of the stages."""
+    return (*run.stats, *run.ranges, *run.sweeps, *run.exports)
+
+
+def labels(models: Sequence[ModelInfo]) -> list[str]:
+    """Returns one name a model: its own, with part of its hash where two models share a name."""
+    hashes: dict[str, set[str]] = {}
+    for model in models:
+        hashes.setdefault(model.name, set()).add(model.sha256)
+    names = [
+        model.name if len(hashes[model.name]) == 1 else f"{model.name} ({model.sha256[:8]})"
+        for model in models
+    ]
+    again = Counter(names)
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        seen[name] += 1
+        unique.append(name if again[name] == 1 else f"{name} [{seen[name]}]")
+    return unique

@@ -1,0 +1,165 @@
+"""The report: one self-contained HTML page and its Markdown twin, from JSON files alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from quantkit.errors import InputError
+from quantkit.reporting import charts, tables
+from quantkit.reporting.collect import Run, collect, everything
+from quantkit.reporting.definitions import DEFINITIONS
+from quantkit.reporting.text import Table, markdown
+from quantkit.reporting.verdict import verdict
+from quantkit.results import ModelInfo, Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section; with no table it shows `missing`."""
+
+    name: str
+    title: str
+    tables: tuple[Table, ...]
+    missing: str
+    lines: tuple[charts.LineChart, ...] = ()
+    heats: tuple[charts.HeatMap, ...] = ()
+
+
+def write_report(run_folders: list[Path], out: Path) -> tuple[Path, Path]:
+    """Writes `report.html` and `report.md` into the folder `out`; returns their paths.
+
+    The same files give the same bytes: no clock, no network.
+
+    Raises:
+        InputError: no result file below the folders, or one of them cannot be read.
+    """
+    run = collect(run_folders)
+    page, twin = render_html(run), render_markdown(run)
+    paths = (out / "report.html", out / "report.md")
+    _write(paths[0], page)
+    _write(paths[1], twin)
+    return paths
+
+
+def render_html(run: Run) -> str:
+    """Returns the page: inline style and pictures, nothing to fetch, every name escaped."""
+    return _environment(autoescape=True).get_template("report.html.j2").render(_context(run))
+
+
+def render_markdown(run: Run) -> str:
+    """Returns the Markdown twin: the same sentences and tables."""
+    environment = _environment(autoescape=False)
+    environment.filters["md"] = markdown
+    return environment.get_template("report.md.j2").render(_context(run))
+
+
+def _environment(autoescape: bool) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("quantkit.reporting", "templates"),
+        autoescape=autoescape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _context(run: Run) -> dict[str, object]:
+    found_models: list[ModelInfo] = []
+    for found in everything(run):
+        result = found.result
+        found_models += result.models if isinstance(result, Sweep) else [result.model]
+    return {
+        "models": list(dict.fromkeys(model.name for model in found_models)),
+        "warnings": list(dict.fromkeys(f"{m.name}: {w}" for m in found_models for w in m.warnings)),
+        "verdict": verdict(run),
+        "headlines": [f.result.headline for f in run.sweeps if f.result.headline],
+        "sections": _sections(run),
+        "definitions": [*DEFINITIONS, *_found_definitions(run)],
+    }
+
+
+def _sections(run: Run) -> tuple[Section, ...]:
+    depth = charts.depth_chart(run)
+    return (
+        Section(
+            name="outliers",
+            title="Outliers",
+            tables=_filled(
+                tables.topk_table(run),
+                tables.spread_table(run),
+                tables.class_table(run),
+                tables.outlier_table(run),
+                tables.massive_table(run),
+            ),
+            missing="No stats.json was found. `quantkit stats MODEL` writes it.",
+            lines=() if depth is None else (depth,),
+            heats=charts.heat_maps(run),
+        ),
+        Section(
+            name="bits",
+            title="What the bits cost",
+            tables=_filled(tables.sweep_table(run), tables.delta_table(run)),
+            missing="No sweep.json was found. `quantkit sweep MODEL` writes it.",
+            lines=charts.sweep_charts(run),
+        ),
+        Section(
+            name="export",
+            title="Export",
+            tables=_filled(
+                tables.export_table(run),
+                tables.parity_table(run),
+                tables.latency_table(run),
+                tables.file_table(run),
+            ),
+            missing="No export.json was found. `quantkit export MODEL --quantize w8a8` writes it.",
+        ),
+        Section(
+            name="ranges",
+            title="Calibration",
+            tables=_filled(tables.ranges_table(run)),
+            missing="No ranges.json was found. `quantkit calibrate MODEL` writes it.",
+        ),
+        Section(
+            name="provenance",
+            title="Provenance",
+            tables=_filled(tables.provenance_table(run), tables.environment_table(run)),
+            missing="Nothing is known about where the numbers come from.",
+        ),
+    )
+
+
+def _filled(*candidates: Table) -> tuple[Table, ...]:
+    return tuple(table for table in candidates if table.rows)
+
+
+def _found_definitions(run: Run) -> list[tuple[str, str]]:
+    """Returns the definitions that the files themselves carry."""
+    found = []
+    for stats in run.stats:
+        summary = stats.result.summary
+        found.append(("attention logit, as measured", summary.attention_logit.definition))
+        found.append(("hidden state, as measured", summary.hidden_state.definition))
+    return [pair for pair in dict.fromkeys(found) if pair[1]]
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes the file whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

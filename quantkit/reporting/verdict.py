@@ -1,0 +1,130 @@
+"""The three sentences that a report opens with: numbers, or what is missing."""
+
+from __future__ import annotations
+
+import math
+
+from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
+from quantkit.reporting.collect import Run, labels
+from quantkit.reporting.tables import sweep_rows
+from quantkit.reporting.text import number, relative, share, size
+from quantkit.results import Export, GroupStats, Stats, TopEntry
+
+
+def verdict(run: Run) -> tuple[str, str, str]:
+    """Returns one sentence each on outliers, on what the bits cost, and on the export."""
+    return (_outliers(run), _cost(run), _export(run))
+
+
+def _outliers(run: Run) -> str:
+    if not run.stats:
+        return "No statistics were found: `quantkit stats MODEL` measures the outliers."
+    names = labels([found.result.model for found in run.stats])
+    parts = []
+    for name, found in zip(names, run.stats, strict=True):
+        summary = found.result.summary
+        logit, hidden = summary.attention_logit, summary.hidden_state
+        ratio = hidden.abs_max / hidden.abs_median if hidden.abs_median > 0 else math.nan
+        times = f", {number(ratio, 3)} times the median" if math.isfinite(ratio) else ""
+        parts.append(
+            f"in {name} the largest |attention logit| is {number(logit.abs_max)}"
+            f"{_logit_place(found.result)} and the largest |hidden activation| is "
+            f"{number(hidden.abs_max)}{_hidden_place(found.result)}{times}"
+        )
+    return _sentence(parts)
+
+
+def _largest(groups: list[GroupStats]) -> tuple[GroupStats, TopEntry | None] | None:
+    """Returns the group with the largest |x| and its top entry; the finest group wins a tie."""
+    best: tuple[GroupStats, TopEntry | None] | None = None
+    rank = (-1.0, False, False)
+    for group in groups:
+        entry = group.top[0] if group.top else None
+        score = (group.abs_top.get("1", -1.0), entry is not None, group.head is not None)
+        if not math.isnan(score[0]) and score > rank:
+            best, rank = (group, entry), score
+    return best
+
+
+def _hidden_place(stats: Stats) -> str:
+    best = _largest(stats.points.get("hidden_state", []))
+    if best is None:
+        return ""
+    group, entry = best
+    if entry is None:
+        return f" (layer {group.layer})"
+    token = f" {entry.token!r}" if entry.token else ""
+    return (
+        f" (layer {group.layer}, token position {entry.position}{token}, channel {entry.channel})"
+    )
+
+
+def _logit_place(stats: Stats) -> str:
+    best = _largest(stats.points.get("attention_logit", []))
+    if best is None:
+        return ""
+    group, entry = best
+    place = f"layer {group.layer}"
+    place += "" if group.head is None else f", head {group.head}"
+    place += "" if group.map is None or stats.model.maps < 2 else f", map {group.map}"
+    place += "" if entry is None else f", query {entry.position}, key {entry.key}"
+    return f" ({place})"
+
+
+def _cost(run: Run) -> str:
+    rows = sweep_rows(cell for found in run.sweeps for cell in found.result.cells)
+    if not rows:
+        return "No sweep was found: `quantkit sweep MODEL` measures what each bit costs."
+    parts = []
+    for model, task, linear in dict.fromkeys(key[:3] for key in rows):
+        mine = {key[3]: row for key, row in rows.items() if key[:3] == (model, task, linear)}
+        order = [*(word for word in LOGIT_GRANULARITIES if word in mine), *mine]
+        row = mine[order[0]]
+        base = row.get(UNQUANTIZED_BITS)
+        costs = [
+            f"{number(cell.value)} at {bits} bits"
+            + (f" ({relative(cell.value, base.value)})" if base is not None else "")
+            for bits, cell in sorted(row.items(), reverse=True)
+            if bits != UNQUANTIZED_BITS
+        ]
+        start = f"{number(base.value)} with float logits" if base is not None else ""
+        layers = "" if linear == "float" else f" with {linear} linear layers"
+        listed = ", ".join(text for text in (start, *costs) if text)
+        scale = f", one scale per {order[0]}" if costs else ""
+        parts.append(f"{task} of {model}{layers} is {listed}{scale}")
+    return _sentence(parts)
+
+
+def _export(run: Run) -> str:
+    if not run.exports:
+        return (
+            "No export was found: `quantkit export MODEL --quantize w8a8` makes and verifies one."
+        )
+    return _sentence([_export_part(found.result) for found in run.exports])
+
+
+def _export_part(result: Export) -> str:
+    checks = [check for checks in result.parity.values() for check in checks]
+    text = f"the {result.recipe} export of {result.model.name} "
+    text += "passed its gates" if result.passed else "FAILED its gates"
+    if checks:
+        cosine = min(check.cosine for check in checks)
+        top1 = min(check.top1_agreement for check in checks)
+        text += f" (lowest cosine {number(cosine, 6)}, lowest top-1 agreement {share(top1)})"
+    text += f", takes {size(sum(file.bytes for file in result.files))}"
+    float_ms = result.latency_ms.get("float", math.nan)
+    quantized_ms = result.latency_ms.get("quantized", math.nan)
+    if float_ms > 0 and quantized_ms > 0:
+        text += f", runs in {number(quantized_ms, 3)} ms instead of {number(float_ms, 3)} ms"
+    if result.accuracy is not None:
+        accuracy = result.accuracy
+        text += (
+            f", and its {accuracy.metric} is {number(accuracy.quantized)} "
+            f"instead of {number(accuracy.float)}"
+        )
+    return text
+
+
+def _sentence(parts: list[str]) -> str:
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:] + "."

@@ -1,0 +1,62 @@
+"""What every result file says about where its numbers come from: the model and the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """A model as it was measured.
+
+    Attributes:
+        name: The short name that reports use.
+        source: What the user gave: a folder, a hub id, a shipped name.
+        sha256: Hash of the weights, hex.
+        parameters: Number of weights, tied ones once.
+        dtype, device: As computed with, e.g. `float32`, `cpu`.
+        maps: Attention maps per head: 2 for a differential head, else 1.
+        warnings: One sentence each, e.g. that the checkpoint was already quantized.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    maps: int
+    hidden_size: int
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """The slice of text that a number was computed from.
+
+    Attributes:
+        source: What the user gave: a named set, a file, a folder.
+        sha256: Hash of the token ids of the slice, hex.
+        sequences: Number of blocks; `seq_len` tokens each, or fewer where they are padded.
+        tokens: Real tokens in all, without padding.
+        bos: `auto`, `always` or `never`, as asked for.
+        block_hashes: One short hash a block; two slices with none in common are disjoint.
+        skipped_blocks: Blocks of the source before this slice.
+        python: Version of Python, since `pydoc` differs between them.
+    """
+
+    source: str
+    sha256: str
+    sequences: int
+    seq_len: int
+    tokens: int
+    batch_size: int
+    bos: str
+    block_hashes: list[str]
+    skipped_blocks: int
+    python: str

@@ -1,0 +1,226 @@
+"""Frozen dataclasses to JSON and back, strictly: what a file says is what the class has.
+
+Three rules that the JSON standard leaves open:
+
+* NaN is written as `null`, and `null` in a float field is read as NaN;
+* infinities are written as the strings `"inf"` and `"-inf"`;
+* a file is written whole or not at all: to a temporary name in its folder, then renamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from quantkit.errors import InputError, suggest
+
+T = TypeVar("T")
+
+_INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+_MISSING = object()
+
+
+def to_plain(value: object) -> Any:
+    """Returns the value as dicts, lists, strings, finite numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        return float(value)
+    raise TypeError(f"a result cannot hold a {type(value).__name__}: {value!r:.80}")
+
+
+def dumps(value: object) -> str:
+    """Returns the JSON text of a result: UTF-8, indented by one, keys in the class's order."""
+    return json.dumps(to_plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a dataclass (or plain data) as JSON; a reader sees the old file or the new one.
+
+    Raises:
+        TypeError: the value holds something that is not data.
+        InputError: the folder cannot be written to.
+    """
+    text = dumps(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_plain(path: Path) -> Any:
+    """Returns the parsed JSON of a file, unchecked.
+
+    Raises:
+        InputError: no such file, or not JSON; names the file and the place.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"no such file: {path}.") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}.") from error
+
+
+def read_json(path: Path, cls: type[T]) -> T:
+    """Returns the file as an instance of `cls`, whose first field is `schema`.
+
+    Raises:
+        InputError: another schema or another version (both are named), a field that is missing,
+            unknown or of the wrong kind (the file and the field are named).
+    """
+    plain = read_plain(path)
+    check_schema(path, plain, schema_of(cls))
+    value: T = _decode(plain, cls, f"{path}: ", "")
+    return value
+
+
+def schema_of(cls: type) -> str:
+    """Returns the schema that a result class reads and writes, e.g. `quantkit.stats/1`."""
+    for field in dataclasses.fields(cls):
+        if field.name == "schema":
+            return str(field.default)
+    raise TypeError(f"{cls.__name__} has no field `schema`")
+
+
+def check_schema(path: Path, plain: object, expected: str) -> None:
+    """Raises InputError unless the first field of the file is this schema."""
+    if not isinstance(plain, dict):
+        raise InputError(f"{path}: expected a JSON object, got {_kind(plain)}.")
+    found = plain.get("schema", _MISSING)
+    if found is _MISSING:
+        raise InputError(f"{path}: no field `schema`; expected {expected!r}.")
+    if found == expected:
+        return
+    kind, _, version = expected.partition("/")
+    found_kind, _, found_version = str(found).partition("/")
+    if found_kind == kind:
+        raise InputError(
+            f"{path}: this is version {found_version!r} of {kind}, and this quantkit reads version "
+            f"{version!r}. Use the quantkit that wrote it, or run the command again."
+        )
+    raise InputError(f"{path}: schema {str(found)[:80]!r}, expected {expected!r}.")
+
+
+def _decode(plain: Any, kind: Any, file: str, where: str) -> Any:
+    """Returns plain data as an instance of the annotation `kind`, or raises InputError."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _decode_union(plain, get_args(kind), file, where)
+    if origin is Literal:
+        if plain in get_args(kind):
+            return plain
+        hint = suggest(str(plain), map(str, get_args(kind)))
+        raise InputError(f"{file}field `{where}`: unknown value {plain!r:.80}.{hint}")
+    if origin is list or origin is tuple:
+        items = _expect(plain, list, "a list", file, where)
+        item_kind = get_args(kind)[0]
+        decoded = [_decode(item, item_kind, file, f"{where}[{i}]") for i, item in enumerate(items)]
+        return tuple(decoded) if origin is tuple else decoded
+    if origin is dict:
+        fields = _expect(plain, dict, "an object", file, where)
+        item_kind = get_args(kind)[1]
+        return {
+            key: _decode(item, item_kind, file, f"{where}.{key}") for key, item in fields.items()
+        }
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(plain, kind, file, where)
+    if kind is float:
+        return _decode_float(plain, file, where)
+    if kind is int:
+        if isinstance(plain, int) and not isinstance(plain, bool):
+            return plain
+        raise _wrong("a whole number", plain, file, where)
+    if kind is bool:
+        return _expect(plain, bool, "true or false", file, where)
+    if kind is str:
+        return _expect(plain, str, "a string", file, where)
+    if kind is type(None):
+        if plain is None:
+            return None
+        raise _wrong("null", plain, file, where)
+    raise TypeError(f"no JSON form for the annotation {kind!r}")
+
+
+def _decode_union(plain: Any, kinds: tuple[Any, ...], file: str, where: str) -> Any:
+    """Returns the first alternative that fits; `null` is None where None is one of them."""
+    if plain is None and type(None) in kinds:
+        return None
+    alternatives = [kind for kind in kinds if kind is not type(None)]
+    for kind in alternatives[:-1]:
+        try:
+            return _decode(plain, kind, file, where)
+        except InputError:
+            continue
+    return _decode(plain, alternatives[-1], file, where)
+
+
+def _decode_float(plain: Any, file: str, where: str) -> float:
+    if plain is None:
+        return math.nan
+    if isinstance(plain, str) and plain in _INFINITIES:
+        return _INFINITIES[plain]
+    if isinstance(plain, int | float) and not isinstance(plain, bool):
+        return float(plain)
+    raise _wrong("a number", plain, file, where)
+
+
+def _decode_dataclass(plain: Any, cls: Any, file: str, where: str) -> Any:
+    fields = _expect(plain, dict, "an object", file, where)
+    hints = get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls)]
+    dot = f"{where}." if where else ""
+    for name in fields:
+        if name not in hints:
+            raise InputError(f"{file}unknown field `{dot}{name}`.{suggest(name, known)}")
+    for name in known:
+        if name not in fields:
+            raise InputError(f"{file}missing field `{dot}{name}`.")
+    return cls(**{name: _decode(fields[name], hints[name], file, dot + name) for name in known})
+
+
+def _expect(plain: Any, kind: type, words: str, file: str, where: str) -> Any:
+    if isinstance(plain, kind):
+        return plain
+    raise _wrong(words, plain, file, where)
+
+
+def _wrong(expected: str, plain: object, file: str, where: str) -> InputError:
+    place = f"field `{where}`: " if where else ""
+    return InputError(f"{file}{place}expected {expected}, got {_kind(plain)}.")
+
+
+def _kind(plain: object) -> str:
+    return {"dict": "an object", "list": "a list", "NoneType": "null"}.get(
+        type(plain).__name__, f"{plain!r:.40}"
+    )

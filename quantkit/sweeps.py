@@ -1,0 +1,183 @@
+"""models x bits x granularity -> cells of accuracy, each written when it ends.
+
+Time: one plain forward over the text, and about two for each quantized cell. Memory as one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quantkit.errors import InputError
+from quantkit.calib_sets import TokenBatch, TokenSlice
+from quantkit.models import LoadedModel
+from quantkit.progress import Progress, silent
+from quantkit.quantization import fake_quantized
+from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
+from quantkit.results import Cell, Delta
+from quantkit.results.io import read_plain, write_json
+from quantkit.tasks import BlockScores, score_blocks
+
+RESAMPLES = 2000
+CELL_SCHEMA = "quantkit.cell/1"
+
+
+def logit_recipes(bits: Sequence[int], granularity: Sequence[str]) -> list[Recipe]:
+    """Returns the sweep's rows: the float one first, always, then bits x granularity."""
+    recipes = [Recipe()]
+    for width in bits:
+        if width != UNQUANTIZED_BITS:
+            for name in granularity:
+                quant = LogitQuant(bits=width, granularity=name)  # type: ignore[arg-type]
+                recipes.append(Recipe(logits=quant))
+    return recipes
+
+
+def run_cells(
+    loaded: LoadedModel,
+    text: TokenSlice,
+    recipes: Sequence[Recipe],
+    *,
+    batch_size: int,
+    seed: int,
+    store: Path,
+    progress: Progress = silent,
+) -> tuple[list[Cell], list[Delta]]:
+    """Returns a cell for each recipe and its paired difference from the float row.
+
+    Args:
+        store: Folder for one file a finished cell; a cell that is there is not computed again.
+    """
+    scores: dict[str, tuple[BlockScores, int]] = {}
+    for done, recipe in enumerate(recipes):
+        name = f"{loaded.name} {recipe} (cell {done + 1} of {len(recipes)})"
+        path = store / f"{loaded.name}_{str(recipe).replace(':', '-')}.json".replace("/", "-")
+        kept = _read_cell(path, loaded, text)
+        if kept is None:
+            kept = _score(loaded, text, recipe, batch_size, name, progress)
+            _write_cell(path, loaded, text, kept)
+        scores[str(recipe)] = kept
+    baseline = scores["none"][0]
+    cells, deltas = [], []
+    for recipe in recipes:
+        block_scores, hits = scores[str(recipe)]
+        cells.append(_cell(loaded.name, recipe, block_scores, hits, seed))
+        if not recipe.is_float:
+            deltas.append(_delta(loaded.name, recipe, block_scores, baseline, seed))
+    return cells, deltas
+
+
+def _score(
+    loaded: LoadedModel,
+    text: TokenSlice,
+    recipe: Recipe,
+    batch_size: int,
+    what: str,
+    progress: Progress,
+) -> tuple[BlockScores, int]:
+    model = loaded.model
+
+    def forward(batch: TokenBatch) -> torch.Tensor:
+        output = model(
+            input_ids=batch.input_ids.to(model.device),
+            attention_mask=batch.attention_mask.to(model.device),
+            use_cache=False,
+        )
+        logits: torch.Tensor = output.logits.cpu()
+        return logits
+
+    with fake_quantized(model, recipe) as quantizers:
+        scores = score_blocks(forward, text, batch_size=batch_size, what=what, progress=progress)
+    return scores, quantizers.hits
+
+
+def _write_cell(
+    path: Path, loaded: LoadedModel, text: TokenSlice, kept: tuple[BlockScores, int]
+) -> None:
+    scores, hits = kept
+    plain: dict[str, Any] = {
+        "schema": CELL_SCHEMA,
+        "model_sha256": loaded.sha256,
+        "data_sha256": text.sha256,
+        "hits": hits,
+        "nll": scores.nll.tolist(),
+        "tokens": scores.tokens.tolist(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, plain)
+
+
+def _read_cell(
+    path: Path, loaded: LoadedModel, text: TokenSlice
+) -> tuple[BlockScores, int] | None:
+    """Returns a finished cell of the same model and text, or None where there is none."""
+    if not path.exists():
+        return None
+    plain = read_plain(path)
+    if not isinstance(plain, dict) or plain.get("schema") != CELL_SCHEMA:
+        raise InputError(f"{path.name}: expected a cell of schema {CELL_SCHEMA}; remove the file.")
+    if plain["model_sha256"] != loaded.sha256 or plain["data_sha256"] != text.sha256:
+        return None
+    scores = BlockScores(
+        nll=np.array(plain["nll"]), tokens=np.array(plain["tokens"], dtype=np.int64)
+    )
+    return scores, int(plain["hits"])
+
+
+def _resamples(blocks: int, seed: int) -> NDArray[np.int64]:
+    """Returns which blocks each bootstrap resample takes, `[resamples, blocks]`."""
+    return np.random.default_rng(seed).integers(0, blocks, size=(RESAMPLES, blocks))
+
+
+def _resampled(scores: BlockScores, seed: int) -> NDArray[np.float64]:
+    chosen = _resamples(len(scores.nll), seed)
+    mean: NDArray[np.float64] = scores.nll[chosen].sum(1) / scores.tokens[chosen].sum(1)
+    return np.exp(mean)
+
+
+def _cell(model: str, recipe: Recipe, scores: BlockScores, hits: int, seed: int) -> Cell:
+    resampled = _resampled(scores, seed)
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    logits = recipe.logits
+    return Cell(
+        model=model,
+        recipe=str(recipe),
+        bits=UNQUANTIZED_BITS if logits is None else logits.bits,
+        granularity=None if logits is None else logits.granularity,
+        range=None if logits is None else logits.range,
+        weights=recipe.weights,
+        activations=recipe.activations,
+        task="perplexity",
+        metric="perplexity",
+        value=scores.perplexity,
+        stderr=float(resampled.std(ddof=1)),
+        ci_low=float(low),
+        ci_high=float(high),
+        n=len(scores.nll),
+        seed=seed,
+        hits=hits,
+    )
+
+
+def _delta(
+    model: str, recipe: Recipe, scores: BlockScores, baseline: BlockScores, seed: int
+) -> Delta:
+    """Paired: the same resampled blocks for both."""
+    difference = _resampled(scores, seed) - _resampled(baseline, seed)
+    low, high = np.quantile(difference, [0.025, 0.975])
+    return Delta(
+        model=model,
+        recipe=str(recipe),
+        against="none",
+        task="perplexity",
+        metric="perplexity",
+        value=scores.perplexity - baseline.perplexity,
+        ci_low=float(low),
+        ci_high=float(high),
+        n=len(scores.nll),
+    )
