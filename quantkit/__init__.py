@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
-    "stats": ("quantkit.pipelines", "stats"),
-    "calibrate": ("quantkit.pipelines", "calibrate"),
-    "sweep": ("quantkit.pipelines", "sweep"),
-    "export": ("quantkit.pipelines", "export"),
-    "compare": ("quantkit.pipelines", "compare"),
+    "stats": ("quantkit.pipelines", "run_stats"),
+    "calibrate": ("quantkit.pipelines", "run_calibrate"),
+    "sweep": ("quantkit.pipelines", "run_sweep"),
+    "export": ("quantkit.pipelines", "run_export"),
+    "compare": ("quantkit.pipelines", "run_compare"),
     "report": ("quantkit.reporting", "write_report"),
 }
 """Public function -> (the module that has it, its name there)."""
@@ -24,7 +24,11 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
 __all__ = ["__version__", "calibrate", "compare", "export", "report", "stats", "sweep"]
 
 if TYPE_CHECKING:
-    from quantkit.pipelines import calibrate, compare, export, stats, sweep
+    from quantkit.pipelines import run_calibrate as calibrate
+    from quantkit.pipelines import run_compare as compare
+    from quantkit.pipelines import run_export as export
+    from quantkit.pipelines import run_stats as stats
+    from quantkit.pipelines import run_sweep as sweep
     from quantkit.reporting import write_report as report
 
 

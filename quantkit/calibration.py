@@ -105,7 +105,7 @@ def ranges_of(
 def observation_tensors(observed: dict[str, MinMax]) -> dict[str, Tensor]:
     """Returns the mergeable state as flat tensors, for `observations.safetensors`."""
     return {
-        f"{name}|{field}": tensor.contiguous()
+        f"{name}|{field}": tensor.clone()
         for name, state in observed.items()
         for field, tensor in state.state().items()
     }

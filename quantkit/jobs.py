@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from quantkit.errors import InputError, suggest
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS, LogitQuant, Recipe
@@ -33,7 +33,7 @@ NOT_CONFIG: Final = frozenset({"out", "force"})
 class Job(Protocol):
     """Any of the jobs below."""
 
-    __dataclass_fields__: dict[str, dataclasses.Field[object]]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def out(self) -> str | None: ...

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from quantkit.errors import InputError
 
-_FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_FLOATS: dict[str, type[np.floating[Any]]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
 _QUIET = 3
 """ONNX Runtime's severity "error": it writes warnings to stderr by itself, the library does not."""
 

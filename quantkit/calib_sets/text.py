@@ -52,6 +52,7 @@ class TokenSlice:
         ids: One int64 tensor a sequence.
         skip: Blocks of the source before the first one.
         source_sha256: Hash of the text; of the tokens: `sha256`.
+        prefix: Tokens at the start of each block that are not the text's: 1 with a BOS, else 0.
     """
 
     source: str
@@ -60,6 +61,7 @@ class TokenSlice:
     seq_len: int
     skip: int
     bos: str
+    prefix: int = 0
 
     @property
     def sequences(self) -> int:
@@ -73,15 +75,13 @@ class TokenSlice:
 
     @property
     def block_hashes(self) -> tuple[str, ...]:
-        """One short hash a block."""
-        return tuple(
-            hashlib.sha256(block.numpy().tobytes()).hexdigest()[:_HASH_DIGITS] for block in self.ids
-        )
+        """One short hash a block, over its text alone: a BOS does not make it another text."""
+        return tuple(_hash(block[self.prefix :]) for block in self.ids)
 
     @property
     def sha256(self) -> str:
         """Hash of all token ids and of where blocks end."""
-        return hashlib.sha256("".join(self.block_hashes).encode()).hexdigest()
+        return hashlib.sha256("".join(map(_hash, self.ids)).encode()).hexdigest()
 
     def batches(self, batch_size: int) -> Iterator[TokenBatch]:
         """Yields the sequences in order, `batch_size` at a time."""
@@ -165,6 +165,7 @@ def text_slice(
         seq_len=seq_len,
         skip=skip,
         bos=bos,
+        prefix=len(prefix),
     )
 
 
@@ -176,6 +177,10 @@ def require_disjoint(one: TokenSlice, other: TokenSlice, what: str) -> None:
             f"{what} share {len(shared)} blocks of text: expected disjoint slices. Name another "
             "source for one of them, or fewer samples."
         )
+
+
+def _hash(ids: Tensor) -> str:
+    return hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:_HASH_DIGITS]
 
 
 def _prefix(tokenizer: Any, bos: str) -> list[int]:
@@ -224,7 +229,7 @@ def _read(path: Path) -> str:
 
 def _jsonl(text: str, source: str) -> list[str]:
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

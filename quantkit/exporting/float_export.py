@@ -14,6 +14,7 @@ So a single export serves prompt and decoding; `export_for_generation` would tra
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import re
@@ -24,8 +25,10 @@ from typing import Any, Final
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+from transformers.exporters.configs import OnnxConfig
+from transformers.exporters.exporter_onnx import OnnxExporter
 
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import save_graph, strip_metadata
@@ -35,10 +38,6 @@ DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear knows 4 and 16 bits."""
 
 _BATCH, _PAST, _NEW = 2, 4, 3
-_LOUD: Final = (
-    "torch.onnx._internal.exporter._registration",
-    "transformers.exporters.exporter_dynamo",
-)
 
 
 def export_float(
@@ -64,7 +63,8 @@ def export_float(
         raise InputError(f"export takes a float32 model, got {model.dtype}: load it in float32.")
     progress("exporting", 0, 3)
     sample = _sample(model)
-    exporter, config = OnnxExporter(), OnnxConfig(dynamic=True, opset_version=opset)
+    exporter: Any = OnnxExporter()  # type: ignore[no-untyped-call]
+    config = OnnxConfig(dynamic=True, opset_version=opset)
     progress("exporting", 1, 3)
     with _quiet(), torch.no_grad():
         graph = exporter.export(model, sample, config).program
@@ -79,47 +79,49 @@ def export_float(
 
 def _sample(model: PreTrainedModel) -> dict[str, Any]:
     """Returns keyword arguments of one decode step; see the module's four properties."""
+    # transformers renamed the argument: 5.24's decoders take `cache`, others the old name.
+    parameters = inspect.signature(model.forward).parameters
+    cache_name = "cache" if "cache" in parameters else "past_key_values"
     cache = DynamicCache(config=model.config)
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)  # tokens are looked up in a table
+    vocabulary = embedding.shape[0]
     ids = torch.arange(_BATCH * (_PAST + _NEW)).reshape(_BATCH, -1) % vocabulary
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
     with torch.no_grad():
         prefix = {name: value[:, :_PAST] for name, value in inputs.items()}
-        model(**prefix, past_key_values=cache, use_cache=True)
+        model(**prefix, **{cache_name: cache}, use_cache=True)
     if cache.get_seq_length() != _PAST:
         raise InputError(f"{type(model).__name__} keeps no KV cache; export takes decoders.")
     return {
         "input_ids": inputs["input_ids"][:, _PAST:],
         "attention_mask": inputs["attention_mask"],
-        "past_key_values": cache,
+        cache_name: cache,
     }
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters print, log and warn about their own insides; a library does none of it."""
-    levels = {name: logging.getLogger(name).level for name in _LOUD}
+    # Some of their loggers are named after a file, so no parent reaches them all.
+    disabled = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         # torch's own pytree deprecations, raised while it copies its own tree specs.
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*", category=FutureWarning)
         # onnxscript and torch.onnx call deprecated parts of each other and of copyreg.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        # torch.export notes that a tensor made from a shape is a constant, which it is.
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
-        for name in _LOUD:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.disable(max(disabled, logging.WARNING))
         try:
             yield
         finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+            logging.disable(disabled)
 
 
 def _name_cache(model: ir.Model) -> None:
     """Gives cache tensors the names that loaders of decoder graphs look for."""
-    pattern = re.compile(r"\.layers\.(\d+)\.(key|value)s$")
+    pattern = re.compile(r"\.layers\.(\d+)\.(key|value)s")
     for prefix, values in (
         ("past_key_values", model.graph.inputs),
         ("present", model.graph.outputs),

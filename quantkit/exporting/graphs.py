@@ -83,7 +83,7 @@ def constant(
         # onnx_ir packs what numpy holds as one int4 a byte.
         tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
     else:
-        tensor = ir.tensor(np.ascontiguousarray(array), dtype=dtype, name=name)
+        tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=name)
     value = ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor
     )
@@ -101,7 +101,7 @@ def fake_quantize_value(
     qtype: QType,
     before: ir.Node,
 ) -> ir.Value:
-    """Returns `value` on the grid: Clip where the grid is less than its ONNX type, then Q and DQ.
+    """Returns `value` on the grid: clipped where the grid is less than its ONNX type.
 
     Args:
         scale: One number, or one for each entry of axis 1 (heads of `[batch, heads, q, k]`).
@@ -116,17 +116,16 @@ def fake_quantize_value(
     if qtype.narrow or qtype.bits < full:
         # ONNX saturates at the ends of the type; the grid ends earlier. The bounds are whole
         # steps, so that (k * scale) / scale rounds to k and clipping moves nothing else.
+        # Max and Min, not Clip: ONNX Runtime 1.32 cannot load Clip before a 4-bit QuantizeLinear
+        # with a scalar scale (it fails in its own ClipQuantFusion), and Clip takes scalars only.
         lo = (np.float32(qtype.qmin - zero_point) * scale).astype(np.float32)
         hi = (np.float32(qtype.qmax - zero_point) * scale).astype(np.float32)
         if axis is not None:
             lo, hi = lo.reshape(1, -1, 1, 1), hi.reshape(1, -1, 1, 1)
         low = constant(model, f"{name}/lo", lo, ir.DataType.FLOAT)
         high = constant(model, f"{name}/hi", hi, ir.DataType.FLOAT)
-        if axis is None:
-            nodes.append(ir.node("Clip", [current, low, high], name=f"{name}/clip"))
-        else:  # Clip takes scalars only
-            nodes.append(ir.node("Max", [current, low], name=f"{name}/clip_lo"))
-            nodes.append(ir.node("Min", [nodes[0].outputs[0], high], name=f"{name}/clip_hi"))
+        nodes.append(ir.node("Max", [current, low], name=f"{name}/clip_lo"))
+        nodes.append(ir.node("Min", [nodes[0].outputs[0], high], name=f"{name}/clip_hi"))
         current = nodes[-1].outputs[0]
     zeros = np.full(scale.shape, zero_point, np.int8 if full < 16 else np.int16)
     grid = [

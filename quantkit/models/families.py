@@ -50,7 +50,8 @@ def _recorded(model: PreTrainedModel, what: str) -> list[tuple[str, nn.Module]]:
     kinds = tuple(kind for kind in classes if isinstance(kind, type))
     if not kinds:
         return []
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    return [(name, module) for name, module in modules if isinstance(module, kinds)]
 
 
 def layer_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:

@@ -156,9 +156,14 @@ def _from_folder(
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=DTYPES[dtype], local_files_only=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=DTYPES[dtype],
+                local_files_only=True,
+                output_loading_info=True,
             )
+            model, report = loaded
             tokenizer = _tokenizer(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{source} cannot be loaded: {_first_line(error)}") from error
@@ -166,6 +171,12 @@ def _from_folder(
         if type(error).__name__ == "SafetensorError":
             raise InputError(f"{source}: broken weights file: {_first_line(error)}") from error
         raise
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise InputError(
+            f"{source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__}, "
+            f"which would be random; the first is {missing[0]!r}. Get the checkpoint again."
+        )
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         warnings = (*warnings, DEQUANTIZED.format(what="quantization_config"))
@@ -232,7 +243,7 @@ def _finish(
                 f"{source}: weight {tensor_name!r} holds {bad} NaN or inf values; expected finite "
                 "ones. The checkpoint is broken: get it again."
             )
-    model.eval().requires_grad_(False)
+    model.train(False).requires_grad_(False)
     model.to(device)  # type: ignore[arg-type]
     return LoadedModel(
         name=name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -119,7 +120,8 @@ def _verified(folder: Path) -> str | None:
 
 
 def _dequantize(gguf: Path, folder: Path) -> None:
-    with quiet_transformers():
+    # the conversion draws a bar on stderr that no option turns off
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         source = {"gguf_file": gguf.name, "local_files_only": True}
         try:
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)

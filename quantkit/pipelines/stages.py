@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from quantkit.calib_sets import TokenSlice, text_slice
 from quantkit.calibration import observation_tensors, observe, ranges_of
 from quantkit.errors import GateError
-from quantkit.exporting.proof import Exported, export_and_prove
+from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
 from quantkit.models import LoadedModel, load
 from quantkit.outliers import collect
@@ -253,7 +253,7 @@ def _export(
     path = folder / "export.json"
     if path.exists():
         return read_json(path, Export)
-    exported: Exported = export_and_prove(
+    exported = export_and_prove(
         loaded,
         evaluation,
         ranges,

@@ -1,6 +1,19 @@
 """JSON in, HTML and Markdown out; never loads torch."""
 
 from quantkit.reporting.report import write_report
-from quantkit.reporting.terminal import sweep_text, terminal_tables, topk_text
+from quantkit.reporting.terminal import (
+    export_text,
+    ranges_text,
+    sweep_text,
+    terminal_tables,
+    topk_text,
+)
 
-__all__ = ["sweep_text", "terminal_tables", "topk_text", "write_report"]
+__all__ = [
+    "export_text",
+    "ranges_text",
+    "sweep_text",
+    "terminal_tables",
+    "topk_text",
+    "write_report",
+]

@@ -118,7 +118,7 @@ class _Line:
 def sweep_charts(run: Run) -> tuple[LineChart, ...]:
     """Returns a picture of the metric against the bits for every task."""
     rows = sweep_rows(cell for found in run.sweeps for cell in found.result.cells)
-    models = list(dict.fromkeys(key[0] for key in rows))
+    models = _hues(run)
     charts = []
     for task, linear in dict.fromkeys((key[1], key[2]) for key in rows):
         mine = {key: row for key, row in rows.items() if key[1:3] == (task, linear)}
@@ -162,8 +162,9 @@ def depth_chart(run: Run) -> LineChart | None:
     """Returns top-1 and median of |hidden state| by layer, or None without per-layer figures."""
     lines = []
     names = labels([found.result.model for found in run.stats])
+    models = _hues(run)
     depth = 0
-    for index, (name, found) in enumerate(zip(names, run.stats, strict=True)):
+    for name, found in zip(names, run.stats, strict=True):
         groups = [
             group
             for group in found.result.points.get("hidden_state", [])
@@ -179,7 +180,12 @@ def depth_chart(run: Run) -> LineChart | None:
             values = tuple(
                 _Value(x=x, y=y, title=f"{name}, layer {x}, {what}: {number(y)}") for x, y in pairs
             )
-            line = _Line(name=f"{name}, {what}", colour=index % COLOURS, style=style, values=values)
+            line = _Line(
+                name=f"{name}, {what}",
+                colour=models.index(name) % COLOURS,
+                style=style,
+                values=values,
+            )
             lines.append(line)
     if depth == 0:
         return None
@@ -191,6 +197,14 @@ def depth_chart(run: Run) -> LineChart | None:
         x_names=tuple(str(i) if i % step == 0 else "" for i in range(depth)),
         lines=lines,
         log=True,
+    )
+
+
+def _hues(run: Run) -> list[str]:
+    """Returns the models in one order for all pictures: a model keeps its hue."""
+    names = labels([found.result.model for found in run.stats])
+    return list(
+        dict.fromkeys([*names, *(c.model for found in run.sweeps for c in found.result.cells)])
     )
 
 
@@ -307,7 +321,9 @@ def _line_chart(
         y_label=y_label,
         x_ticks=tuple(Tick(at=to_x(i), text=name) for i, name in enumerate(x_names) if name),
         y_ticks=tuple(
-            Tick(at=to_y(y), text=number(y, 3)) for y in _nice(low, high, log) if drawable(y)
+            Tick(at=to_y(y), text=f"{y:,.10g}" if 1e-3 <= abs(y) < 1e6 else f"{y:g}")
+            for y in _nice(low, high, log)
+            if drawable(y)
         ),
         series=tuple(series),
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
@@ -316,9 +332,15 @@ def _line_chart(
 
 def _nice(low: float, high: float, log: bool) -> list[float]:
     """Returns about five round values between the ends (log10 of the ends where `log`)."""
-    if log and high - low > 1:
-        step = max(1, round((high - low) / 5))
-        return [10.0**e for e in range(math.ceil(low), math.floor(high) + 1, step)]
+    if log:
+        decades = range(math.floor(low), math.floor(high) + 1)
+        for steps in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+            ticks = [m * 10.0**e for e in decades for m in steps]
+            ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+            if 3 <= len(ticks) <= 8:
+                return ticks
+        if high - low > 2:
+            return ticks[:: math.ceil(len(ticks) / 8)]
     first, last = (10.0**low, 10.0**high) if log else (low, high)
     raw = (last - first) / 4
     base = 10.0 ** math.floor(math.log10(raw))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from quantkit.recipe import UNQUANTIZED_BITS
 from quantkit.reporting.collect import Run, everything, labels
 from quantkit.reporting.text import NOT_AVAILABLE, Table, number, relative, share, size
-from quantkit.results import TOP_RANKS, Cell, PointSummary, Sweep
+from quantkit.results import TOP_RANKS, Cell, Export, PointSummary, Sweep
 
 MAX_ENTRIES = 20
 _POINTS = (("attention_logit", "attention logits"), ("hidden_state", "hidden states"))
@@ -121,17 +121,21 @@ def massive_table(run: Run) -> Table:
     )
 
 
-def sweep_table(run: Run) -> Table:
-    """Returns one row a model, task, granularity and other parts of the recipe; bits across."""
+def sweep_table(run: Run, *, intervals: bool = True) -> Table:
+    """Returns one row a model, task, granularity and other parts of the recipe; bits across.
+
+    Without `intervals` the table is narrow enough for a terminal.
+    """
     cells = [cell for found in run.sweeps for cell in found.result.cells]
     bits = sorted({cell.bits for cell in cells}, reverse=True)
+    span = " [95 % interval]" if intervals else ""
     rows = []
     for key, row in sweep_rows(cells).items():
         base = row.get(UNQUANTIZED_BITS)
-        texts = [_cell_text(row.get(width), base) for width in bits]
+        texts = [_cell_text(row.get(width), base, intervals) for width in bits]
         rows.append((*key, *texts))
     return Table(
-        title="Sweep: value [95 % interval] by bits of the attention logits",
+        title=f"Sweep: value{span} by bits of the attention logits",
         columns=("model", "task", "linear layers", "granularity", *(f"{b} bits" for b in bits)),
         rows=tuple(rows),
         text_columns=4,
@@ -171,10 +175,12 @@ def sweep_rows(cells: Iterable[Cell]) -> dict[RowKey, dict[int, Cell]]:
     return rows
 
 
-def _cell_text(cell: Cell | None, base: Cell | None) -> str:
+def _cell_text(cell: Cell | None, base: Cell | None, intervals: bool) -> str:
     if cell is None:
         return NOT_AVAILABLE
-    text = f"{number(cell.value)} [{number(cell.ci_low)}, {number(cell.ci_high)}]"
+    text = number(cell.value)
+    if intervals:
+        text += f" [{number(cell.ci_low)}, {number(cell.ci_high)}]"
     if base is None or cell is base:
         return text
     if cell.metric == "perplexity":
@@ -351,15 +357,19 @@ def provenance_table(run: Run) -> Table:
 def environment_table(run: Run) -> Table:
     """Returns the environments; files that share one stand in one row a fact."""
     places: dict[tuple[str, str], list[str]] = {}
-    everywhere = [f for f in everything(run) if not isinstance(f.result, Export)]
-    for found in everywhere:
-        for key, value in found.result.environment.items():
-            places.setdefault((key, value), []).append(found.place)
+    known = [
+        (found.place, found.result.environment)
+        for found in everything(run)
+        if not isinstance(found.result, Export)
+    ]
+    for place, environment in known:
+        for key, value in environment.items():
+            places.setdefault((key, value), []).append(place)
     return Table(
         title="Environment",
         columns=("what", "value", "files"),
         rows=tuple(
-            (key, value, "all" if len(files) == len(everywhere) else ", ".join(files))
+            (key, value, "all" if len(files) == len(known) else ", ".join(files))
             for (key, value), files in places.items()
         ),
         text_columns=3,

@@ -1,0 +1,75 @@
+"""`quantkit export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quantkit.cli import options
+from quantkit.cli.console import run_stage
+from quantkit.jobs import DEFAULT_TEXT, ExportJob, default_out
+from quantkit.progress import Progress
+from quantkit.reporting import export_text
+
+
+def export(
+    model: options.Model,
+    quantize: options.Quantize = "w8a8",
+    attention_bits: options.AttentionBits = 16,
+    calib: options.Calib = DEFAULT_TEXT,
+    eval_text: options.Eval = DEFAULT_TEXT,
+    seq_len: options.SeqLen = 512,
+    samples: options.Samples = 128,
+    eval_samples: options.EvalSamples = 64,
+    batch_size: options.BatchSize = 4,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    bos: options.Bos = "auto",
+    opset: options.Opset = 21,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write a quantized ONNX model and verify it.
+
+    Writes model.onnx and export.json, with the proof from ONNX Runtime. Exit code 1 where the graph does not agree with the model.
+
+    \b
+    Examples:
+      quantkit export smollm2 --quantize w8a8
+      quantkit export ./my-model --quantize w8a8 --attention-bits 8 --calib corpus.txt
+      quantkit export ./my-model --quantize none --out onnx/my-model
+    """
+    job = ExportJob(
+        model=model,
+        recipe=quantize,
+        calib=calib,
+        eval=eval_text,
+        seq_len=seq_len,
+        samples=samples,
+        eval_samples=eval_samples,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        bos=bos,
+        opset=opset,
+        attention_bits=attention_bits,
+        seed=seed,
+        out=out,
+        force=force,
+    )
+
+    def stage(progress: Progress) -> Path:
+        from quantkit.pipelines import run_export
+
+        return run_export(job, progress=progress)
+
+    run_stage(
+        stage,
+        folder=default_out("export", job),
+        result="export.json",
+        view=export_text,
+        as_json=as_json,
+        quiet=quiet,
+    )

@@ -1,0 +1,139 @@
+"""The options that commands share: one name, one help text, one unit each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quantkit.errors import InputError
+from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="A local transformers folder, a hub id, a .gguf file, or smollm2.",
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", show_default=False, help="One or more models."),
+]
+_SOURCE = "pydoc, a text file, a folder of .txt files, or a .jsonl file with a text field."
+Calib = Annotated[str, typer.Option("--calib", metavar="SET", help=f"Calibration text: {_SOURCE}")]
+Eval = Annotated[
+    str,
+    typer.Option(
+        "--eval",
+        metavar="SET",
+        help=f"Evaluation text: {_SOURCE} Where it is the calibration text, the blocks after "
+        "calibration's are taken.",
+    ),
+]
+Text = Annotated[str, typer.Option("--text", "--calib", metavar="SET", help=f"Text: {_SOURCE}")]
+SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", help="Tokens a block.")]
+Samples = Annotated[int, typer.Option("--samples", metavar="N", help="Blocks, at most.")]
+CalibSamples = Annotated[
+    int, typer.Option("--calib-samples", metavar="N", help="Blocks that are calibration's.")
+]
+EvalSamples = Annotated[
+    int, typer.Option("--eval-samples", metavar="N", help="Blocks of evaluation, at most.")
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", metavar="N", help="Blocks at a time; results do not change.")
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="TYPE", help=f"Computed in: {', '.join(DTYPES)}.")
+]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Computed on: cpu, cuda, cuda:1.")
+]
+Bos = Annotated[
+    str,
+    typer.Option(
+        "--bos",
+        metavar="WHEN",
+        help=f"Begin-of-sequence token before each block: {', '.join(BOS)}. auto does what the "
+        "tokenizer's own configuration does.",
+    ),
+]
+Bits = Annotated[
+    str,
+    typer.Option(
+        "--bits", metavar="LIST", help="Bits of the attention logits, 2 to 15; 16: not quantized."
+    ),
+]
+Granularity = Annotated[
+    str,
+    typer.Option(
+        "--granularity",
+        metavar="LIST",
+        help="What shares one scale of the logits: tensor (a sequence and layer), head, row.",
+    ),
+]
+AttentionBits = Annotated[
+    int,
+    typer.Option(
+        "--attention-bits",
+        metavar="N",
+        help=f"Bits of the attention logits in the graph: {', '.join(map(str, ATTENTION_BITS))} "
+        "(16: not quantized).",
+    ),
+]
+Opset = Annotated[int, typer.Option("--opset", metavar="N", help="ONNX operator set, 21 or later.")]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        metavar="RECIPE",
+        help="What to quantize: none, w8a8, w8, w8a8+logits6:head:static.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the bootstrap resampling.")]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        show_default=False,
+        help="Folder to write to. Default: reports/<command>-<models>-<hash of the config>; the "
+        "same configuration goes on where it stopped.",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace what another configuration left in --out.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result file to stdout.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no tables; errors only.")
+]
+
+
+def words(name: str, text: str) -> tuple[str, ...]:
+    """Returns the parts of a comma-separated list, each once.
+
+    Raises:
+        InputError: an empty part, or one that stands twice.
+    """
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise InputError(f"--{name} takes a comma-separated list, got {text!r}.")
+    twice = [part for part in parts if parts.count(part) > 1]
+    if twice:
+        raise InputError(f"--{name} has {twice[0]!r} twice.")
+    return parts
+
+
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Returns a comma-separated list of whole numbers.
+
+    Raises:
+        InputError: a part is no whole number.
+    """
+    parts = words(name, text)
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and len(part) <= 6):
+            raise InputError(f"--{name} takes whole numbers such as 16,8,6,4; got {part!r}.")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,47 @@
+"""`quantkit report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.cli import options
+from quantkit.reporting import write_report
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", show_default=False, help="Folders that commands wrote."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            show_default=False,
+            help="Folder to write to. Default: the run folder; with several, reports/report.",
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write one HTML page from the files of earlier runs.
+
+    The page is self-contained; a Markdown twin, report.md, lies beside it.
+
+    Reads stats.json, ranges.json, sweep.json and export.json in and below the folders. A report
+    that stands there already is replaced.
+
+    \b
+    Examples:
+      quantkit report reports/compare-*
+      quantkit report reports/stats-a reports/stats-b --out reports/both
+    """
+    if out is None:
+        one = runs[0] if runs[0].is_dir() else runs[0].parent
+        out = one if len(runs) == 1 else Path("reports") / "report"
+    page, twin = write_report(runs, out)
+    if not quiet:
+        typer.echo(f"{page}\n{twin}")

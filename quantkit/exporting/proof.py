@@ -1,0 +1,171 @@
+"""Export, then proof: parity with the torch model that was meant, accuracy, latency, files.
+
+Time: one trace (about a minute for 135 M parameters), then a few forwards in torch and in ONNX
+Runtime. Memory: the weights twice, and one batch's vocabulary logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantkit.calib_sets import TokenSlice
+from quantkit.errors import InputError
+from quantkit.exporting.float_export import export_float
+from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.measure import ort_perplexity, paired_latency
+from quantkit.exporting.parity import FLOAT_GATE, QUANTIZED_GATE, check_parity
+from quantkit.exporting.quantize import quantize_graph
+from quantkit.models import LoadedModel
+from quantkit.onnx_runtime import DecoderSession, open_decoder
+from quantkit.probes import linear_modules
+from quantkit.progress import Progress, silent
+from quantkit.quantization import fake_quantized
+from quantkit.recipe import Recipe
+from quantkit.results import Accuracy, Export, FileInfo, Parity, QuantizerInfo, Range, Ranges
+
+FLOAT_FOLDER = "float"
+PARITY_TOKENS = 128
+LATENCY_TOKENS = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PaddedBatch:
+    """Two held-out sequences of different lengths, padded on the right."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+
+def export_and_prove(
+    loaded: LoadedModel,
+    evaluation: TokenSlice,
+    ranges: Ranges,
+    folder: Path,
+    *,
+    recipe: Recipe,
+    opset: int = 21,
+    batch_size: int = 4,
+    progress: Progress = silent,
+) -> Export:
+    """Writes `float/model.onnx` and, for a quantizing recipe, `model.onnx`; returns what they are.
+
+    A float graph that is already there is used again: the quantized one never needs a second
+    export. Where a parity gate is missed the result says so (`passed`) and every file stays.
+
+    Raises:
+        InputError: what the recipe needs is missing from the ranges, or it cannot be exported.
+    """
+    if recipe.logits is not None and recipe.logits.range == "dynamic":
+        raise InputError(
+            f"recipe {recipe}: a graph takes static ranges of logits; write "
+            f"logits{recipe.logits.bits}:head:static, or use --attention-bits."
+        )
+    steps = 5
+    progress(f"exporting {loaded.name}: float graph", 0, steps)
+    float_path = folder / FLOAT_FOLDER / MODEL_FILE
+    if not float_path.is_file():
+        export_float(loaded.model, float_path.parent, opset=opset)
+    progress(f"exporting {loaded.name}: float parity", 1, steps)
+    batch = parity_batch(evaluation)
+    float_session = open_decoder(float_path)
+    parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch)}
+    quantizers: list[QuantizerInfo] = []
+    model_path, session = float_path, float_session
+    if not recipe.is_float:
+        progress(f"exporting {loaded.name}: {recipe}", 2, steps)
+        graph, quantizers = quantize_graph(
+            float_path,
+            module_linears=dict(linear_modules(loaded.model)),
+            recipe=recipe,
+            ranges=ranges.tensors,
+        )
+        model_path = save_graph(graph, folder)
+        session = open_decoder(model_path)
+        progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
+        parity["quantized"] = _parity(session, loaded, recipe, ranges.tensors, batch)
+    progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
+    accuracy = Accuracy(
+        metric="perplexity",
+        float=ort_perplexity(float_session, evaluation.batches(batch_size)),
+        quantized=ort_perplexity(session, evaluation.batches(batch_size)),
+    )
+    ids = evaluation.ids[0][:LATENCY_TOKENS][None]
+    float_ms, quantized_ms = paired_latency(float_session, session, ids)
+    progress(f"exporting {loaded.name}: done", steps, steps)
+    written = load_graph(model_path)
+    return Export(
+        model=loaded.info(),
+        data=evaluation.info(batch_size),
+        recipe=str(recipe),
+        opset=int(written.opset_imports[""]),
+        domains=sorted({node.domain or "ai.onnx" for node in written.graph.all_nodes()}),
+        files=_files(folder),
+        parity=parity,
+        accuracy=accuracy,
+        latency_ms={
+            "float": float_ms,
+            "quantized": quantized_ms,
+            "prefill_tokens": float(ids.shape[1]),
+        },
+        quantizers=quantizers,
+        passed=all(entry.passed for entries in parity.values() for entry in entries),
+    )
+
+
+def parity_batch(text: TokenSlice) -> PaddedBatch:
+    """Returns up to two held-out sequences, the second a quarter shorter and padded."""
+    first = text.ids[0][:PARITY_TOKENS]
+    second = text.ids[min(1, text.sequences - 1)][: max(4, len(first) * 3 // 4)]
+    ids = torch.zeros(2, max(len(first), len(second)), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, block in enumerate((first, second)):
+        ids[row, : len(block)] = block
+        mask[row, : len(block)] = 1
+    return PaddedBatch(input_ids=ids, attention_mask=mask)
+
+
+def _parity(
+    session: DecoderSession,
+    loaded: LoadedModel,
+    recipe: Recipe,
+    ranges: Mapping[str, Range],
+    batch: PaddedBatch,
+) -> list[Parity]:
+    model = loaded.model
+
+    def forward(ids: Tensor, mask: Tensor) -> Tensor:
+        with torch.inference_mode(), fake_quantized(model, recipe, ranges):
+            output = model(
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                use_cache=False,
+            )
+            logits: Tensor = output.logits
+            return logits.float().cpu()
+
+    gate = FLOAT_GATE if recipe.is_float else QUANTIZED_GATE
+    reference = "torch float" if recipe.is_float else f"torch fake-quantized {recipe}"
+    return check_parity(session, forward, [batch], gate, reference=reference)
+
+
+def _files(folder: Path) -> list[FileInfo]:
+    found = []
+    for path in sorted(folder.glob("**/model.onnx*")):
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+        found.append(
+            FileInfo(
+                name=path.relative_to(folder).as_posix(),
+                bytes=path.stat().st_size,
+                sha256=digest.hexdigest(),
+            )
+        )
+    return found

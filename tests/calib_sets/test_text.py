@@ -1,0 +1,194 @@
+"""Blocks of tokens: which, how many, and the proof that two slices have none in common."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quantkit.calib_sets import require_disjoint, text_slice
+from quantkit.errors import InputError
+
+BOS_ID = 256
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> str:
+    """26 tokens (letters) with the byte tokenizer."""
+    path = tmp_path / "letters.txt"
+    path.write_text("abcdefghijklmnopqrstuvwxyz")
+    return str(path)
+
+
+def words(tokenizer: Any, ids: Any) -> list[str]:
+    return [tokenizer.decode(row) for row in ids]
+
+
+def test_a_text_is_cut_into_consecutive_blocks(text_file: str, tokenizer: Any) -> None:
+    chosen = text_slice(text_file, tokenizer, seq_len=8, samples=2, skip=1)
+
+    assert words(tokenizer, chosen.ids) == ["ijklmnop", "qrstuvwx"]
+    assert chosen.tokens == 16
+    assert all(row.dtype == torch.int64 for row in chosen.ids)
+
+
+def test_a_tail_shorter_than_a_block_is_dropped(text_file: str, tokenizer: Any) -> None:
+    assert len(text_slice(text_file, tokenizer, seq_len=8, samples=100).ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("adds", "bos", "expected"),
+    [
+        (False, "auto", False),
+        (True, "auto", True),
+        (False, "always", True),
+        (True, "never", False),
+    ],
+)
+def test_bos(
+    text_file: str, tokenizer: Any, bos_tokenizer: Any, adds: bool, bos: str, expected: bool
+) -> None:
+    chosen = text_slice(
+        text_file, bos_tokenizer if adds else tokenizer, seq_len=8, samples=2, bos=bos
+    )
+
+    assert [len(row) for row in chosen.ids] == [8, 8]
+    assert [int(row[0]) == BOS_ID for row in chosen.ids] == [expected, expected]
+    assert words(tokenizer, [row[int(expected) :] for row in chosen.ids]) == (
+        ["abcdefg", "hijklmn"] if expected else ["abcdefgh", "ijklmnop"]
+    )
+
+
+def test_bos_always_needs_one(text_file: str, tokenizer: Any) -> None:
+    tokenizer.bos_token = None
+
+    with pytest.raises(InputError, match="no BOS token"):
+        text_slice(text_file, tokenizer, seq_len=8, bos="always")
+
+
+def test_a_folder_gives_one_padded_sample_a_document(tmp_path: Path, tokenizer: Any) -> None:
+    for name, text in {"b.txt": "second", "a.txt": "a first document", "c.txt": ""}.items():
+        (tmp_path / name).write_text(text)
+
+    chosen = text_slice(str(tmp_path), tokenizer, seq_len=8, samples=10)
+    (batch,) = chosen.batches(4)
+
+    assert words(tokenizer, chosen.ids) == ["a first ", "second"]
+    assert batch.input_ids.shape == (2, 8)
+    assert batch.attention_mask.to(torch.int64).tolist() == [[1] * 8, [1] * 6 + [0] * 2]
+
+
+def test_a_jsonl_gives_one_sample_a_line(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "set.jsonl"
+    # U+2028 ends a line for str.splitlines, and stands unescaped in many a JSON file
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in ("one", "two\u2028too")]
+    path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+
+    assert words(tokenizer, text_slice(str(path), tokenizer, seq_len=32).ids) == [
+        "one",
+        "two\u2028too",
+    ]
+
+
+@pytest.mark.parametrize("line", ['{"txt": "a"}', "not json", "[1]", '"text"'])
+def test_a_bad_line_is_numbered(tmp_path: Path, tokenizer: Any, line: str) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+
+    with pytest.raises(InputError, match=r"set\.jsonl.*2.*text"):
+        text_slice(str(path), tokenizer)
+
+
+def test_batches_do_not_change_what_is_in_them(text_file: str, tokenizer: Any) -> None:
+    chosen = text_slice(text_file, tokenizer, seq_len=5, samples=5)
+
+    batches = list(chosen.batches(2))
+
+    assert [batch.first_sequence for batch in batches] == [0, 2, 4]
+    assert [len(batch.input_ids) for batch in batches] == [2, 2, 1]
+    assert torch.equal(
+        torch.cat([batch.input_ids for batch in batches]), torch.stack(list(chosen.ids))
+    )
+
+
+@pytest.mark.parametrize("text", ["", " \n\t\n"], ids=["nothing", "white space"])
+def test_an_empty_text(tmp_path: Path, tokenizer: Any, text: str) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text(text)
+
+    with pytest.raises(InputError, match="empty"):
+        text_slice(str(path), tokenizer)
+
+
+def test_a_text_shorter_than_a_block_says_the_numbers(text_file: str, tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="27"):
+        text_slice(text_file, tokenizer, seq_len=27)
+
+
+def test_a_text_that_ends_before_the_skipped_blocks_do(text_file: str, tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="3"):
+        text_slice(text_file, tokenizer, seq_len=8, skip=3)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "image.txt"
+    path.write_bytes(b"ab\xff\xfe")
+
+    with pytest.raises(InputError, match=r"UTF-8.*2"):
+        text_slice(str(path), tokenizer)
+
+
+def test_a_source_that_is_not_there(tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="Did you mean 'pydoc'"):
+        text_slice("pydocs", tokenizer)
+
+
+def test_a_model_without_a_tokenizer(text_file: str) -> None:
+    with pytest.raises(InputError, match="tokenizer"):
+        text_slice(text_file, None)
+
+
+def test_disjoint_slices_pass_and_others_do_not(text_file: str, tokenizer: Any) -> None:
+    first = text_slice(text_file, tokenizer, seq_len=8, samples=2)
+    after = text_slice(text_file, tokenizer, seq_len=8, samples=1, skip=2)
+    across = text_slice(text_file, tokenizer, seq_len=8, samples=1, skip=1)
+
+    require_disjoint(first, after, "calibration and evaluation")
+    with pytest.raises(InputError, match="calibration and evaluation share 1 block"):
+        require_disjoint(first, across, "calibration and evaluation")
+
+
+def test_bos_does_not_hide_a_shared_document(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "a.txt").write_text("the same")
+
+    bare = text_slice(str(tmp_path), tokenizer, bos="never")
+    with_bos = text_slice(str(tmp_path), tokenizer, bos="always")
+
+    with pytest.raises(InputError, match="share 1"):
+        require_disjoint(bare, with_bos, "calibration and evaluation")
+
+
+def test_hashes_know_the_tokens_and_where_they_end(tmp_path: Path, tokenizer: Any) -> None:
+    def sha(*texts: str) -> str:
+        path = tmp_path / "set.jsonl"
+        path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        return text_slice(str(path), tokenizer).sha256
+
+    assert sha("abcd", "ef") == sha("abcd", "ef")
+    assert len({sha("abcd", "ef"), sha("ab", "cdef"), sha("ef", "abcd"), sha("abcdef")}) == 4
+
+
+def test_pydoc_is_what_python_carries(tokenizer: Any) -> None:
+    chosen = text_slice("pydoc", tokenizer, seq_len=64, samples=2)
+    info = chosen.info(batch_size=2)
+
+    assert (info.source, info.sequences, info.tokens) == ("pydoc", 2, 128)
+    assert info.python == platform.python_version()
+    if platform.python_version() == "3.11.7":
+        assert chosen.source_sha256 == (
+            "71f2ff5d99bdc1f9c48c5c2353ad138201c5ca1c377e0226857ef8fa89b8bcee"
+        )
