@@ -25,6 +25,10 @@ _FLOATS: dict[str, type[np.floating[Any]]] = {
 _QUIET = 3
 """ONNX Runtime's severity "error": it writes warnings to stderr by itself, the library does not."""
 
+_FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Weights-only graphs keep float activations, as written. By default ONNX Runtime fuses their
+DequantizeLinear and MatMul into an int8 product, which quantizes the activations too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheInput:
@@ -120,6 +124,7 @@ def open_decoder(path: Path, *, threads: int | None = None) -> DecoderSession:
         raise InputError(f"no ONNX file {path}.")
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
+    options.add_session_config_entry(*_FLOAT_ACTIVATIONS)
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

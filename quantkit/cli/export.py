@@ -33,7 +33,8 @@ def export(
 ) -> None:
     """Write a quantized ONNX model and verify it.
 
-    Writes model.onnx and export.json, with the proof from ONNX Runtime. Exit code 1 where the graph does not agree with the model.
+    Writes model.onnx and export.json, with the proof from ONNX Runtime. Exit code 1 where the
+    graph does not agree with the model.
 
     \b
     Examples:

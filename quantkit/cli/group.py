@@ -18,7 +18,8 @@ GATE_FAILED = 1
 
 def fail(message: str, code: int) -> typer.Exit:
     """Prints `error: ...` on one line of stderr; returns the exit to raise."""
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    line = "".join(c for c in " ".join(message.split()) if c.isprintable())
+    typer.echo(f"error: {line}", err=True)
     return typer.Exit(code)
 
 

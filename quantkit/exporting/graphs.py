@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from quantkit.errors import InputError
 from quantkit.numerics.qtypes import QType
 
 MODEL_FILE: Final = "model.onnx"
+_FULL_BITS = {ir.DataType.INT4: 4, ir.DataType.INT8: 8, ir.DataType.INT16: 16}
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -91,7 +92,29 @@ def constant(
     return value
 
 
-def fake_quantize_value(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphGrid:
+    """A quantized value of a graph: integers, and what turns them back."""
+
+    name: str
+    integers: ir.Value
+    parameters: tuple[ir.Value, ir.Value]
+    like: ir.Value
+
+    def dequantize(self, model: ir.Model, before: ir.Node, name: str) -> ir.Value:
+        """Returns the real numbers, in a new node called `name`.
+
+        One for each reader: ONNX Runtime fuses a DequantizeLinear into its only reader and leaves
+        a shared one, and all its readers, in float.
+        """
+        axis = {} if len(self.parameters[0].shape or ()) == 0 else {"axis": 1}
+        node = ir.node("DequantizeLinear", [self.integers, *self.parameters], axis, name=name)
+        _describe(node, self.like, self.like.dtype)
+        model.graph.insert_before(before, node)
+        return node.outputs[0]
+
+
+def quantize_value(
     model: ir.Model,
     value: ir.Value,
     *,
@@ -100,8 +123,8 @@ def fake_quantize_value(
     zero_point: int,
     qtype: QType,
     before: ir.Node,
-) -> ir.Value:
-    """Returns `value` on the grid: clipped where the grid is less than its ONNX type.
+) -> GraphGrid:
+    """Returns `value` as integers of `qtype`, clipped where the grid is less than its ONNX type.
 
     Args:
         scale: One number, or one for each entry of axis 1 (heads of `[batch, heads, q, k]`).
@@ -110,48 +133,68 @@ def fake_quantize_value(
     dtype = storage_dtype(qtype)
     axis = None if scale.size == 1 else 1
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
-    nodes: list[ir.Node] = []
-    current = value
-    full = {ir.DataType.INT4: 4, ir.DataType.INT8: 8, ir.DataType.INT16: 16}[dtype]
-    if qtype.narrow or qtype.bits < full:
-        # ONNX saturates at the ends of the type; the grid ends earlier. The bounds are whole
-        # steps, so that (k * scale) / scale rounds to k and clipping moves nothing else.
-        # Max and Min, not Clip: ONNX Runtime 1.32 cannot load Clip before a 4-bit QuantizeLinear
-        # with a scalar scale (it fails in its own ClipQuantFusion), and Clip takes scalars only.
-        lo = (np.float32(qtype.qmin - zero_point) * scale).astype(np.float32)
-        hi = (np.float32(qtype.qmax - zero_point) * scale).astype(np.float32)
-        if axis is not None:
-            lo, hi = lo.reshape(1, -1, 1, 1), hi.reshape(1, -1, 1, 1)
-        low = constant(model, f"{name}/lo", lo, ir.DataType.FLOAT)
-        high = constant(model, f"{name}/hi", hi, ir.DataType.FLOAT)
-        nodes.append(ir.node("Max", [current, low], name=f"{name}/clip_lo"))
-        nodes.append(ir.node("Min", [nodes[0].outputs[0], high], name=f"{name}/clip_hi"))
-        current = nodes[-1].outputs[0]
-    zeros = np.full(scale.shape, zero_point, np.int8 if full < 16 else np.int16)
-    grid = [
+    clip = qtype.narrow or qtype.bits < _FULL_BITS[dtype]
+    if clip and dtype != ir.DataType.INT8:
+        value_in = _clip_reals(model, value, name, scale, zero_point, qtype, before)
+    else:
+        value_in = value
+    zeros = np.full(scale.shape, zero_point, np.int16 if dtype == ir.DataType.INT16 else np.int8)
+    parameters = (
         constant(model, f"{name}/scale", scale, ir.DataType.FLOAT),
         constant(model, f"{name}/zero_point", zeros, dtype),
-    ]
-    attributes = {} if axis is None else {"axis": axis}
-    nodes.append(ir.node("QuantizeLinear", [current, *grid], attributes, name=f"{name}/quantize"))
-    integers = nodes[-1].outputs[0]
-    nodes.append(
-        ir.node("DequantizeLinear", [integers, *grid], attributes, name=f"{name}/dequantize")
     )
-    _describe(nodes, value, dtype, integers)
+    attributes = {} if axis is None else {"axis": axis}
+    nodes = [
+        ir.node("QuantizeLinear", [value_in, *parameters], attributes, name=f"{name}/quantize")
+    ]
+    if clip and dtype == ir.DataType.INT8:
+        # On integers: exact, any granularity, and a third of the time of a clip on reals.
+        bounds = [
+            constant(model, f"{name}/{end}", np.asarray(bound, np.int8), dtype)
+            for end, bound in (("qmin", qtype.qmin), ("qmax", qtype.qmax))
+        ]
+        nodes.append(ir.node("Clip", [nodes[0].outputs[0], *bounds], name=f"{name}/clip"))
+    for node in nodes:
+        _describe(node, value, dtype)
+    model.graph.insert_before(before, nodes)
+    return GraphGrid(name=name, integers=nodes[-1].outputs[0], parameters=parameters, like=value)
+
+
+def _clip_reals(
+    model: ir.Model,
+    value: ir.Value,
+    name: str,
+    scale: NDArray[np.float32],
+    zero_point: int,
+    qtype: QType,
+    before: ir.Node,
+) -> ir.Value:
+    """Returns `value` within the grid, for types whose integers ONNX Runtime cannot clip.
+
+    The bounds are whole steps, so that (k * scale) / scale rounds to k, and nothing else moves.
+    Max and Min, not Clip: Clip takes scalars only, and ONNX Runtime 1.32 cannot load one in front
+    of a 4-bit QuantizeLinear (its ClipQuantFusion throws).
+    """
+    shape = scale.shape if scale.ndim == 0 else (1, -1, 1, 1)
+    nodes: list[ir.Node] = []
+    for operation, end, bound in (("Max", "lo", qtype.qmin), ("Min", "hi", qtype.qmax)):
+        real = (np.float32(bound - zero_point) * scale).astype(np.float32).reshape(shape)
+        limit = constant(model, f"{name}/{end}", real, ir.DataType.FLOAT)
+        source = nodes[-1].outputs[0] if nodes else value
+        nodes.append(ir.node(operation, [source, limit], name=f"{name}/clip_{end}"))
+    for node in nodes:
+        _describe(node, value, value.dtype)
     model.graph.insert_before(before, nodes)
     return nodes[-1].outputs[0]
 
 
-def _describe(
-    nodes: Sequence[ir.Node], like: ir.Value, dtype: ir.DataType, integers: ir.Value
-) -> None:
-    """Names the new values after their nodes and gives them the shape of what they replace."""
-    for node in nodes:
-        output = node.outputs[0]
-        output.name = f"{node.name}_output"
-        output.shape = like.shape
-        output.type = ir.TensorType(dtype) if output is integers else like.type
+def _describe(node: ir.Node, like: ir.Value, dtype: ir.DataType | None) -> None:
+    """Names the new value after its node and gives it the shape of what it replaces."""
+    output = node.outputs[0]
+    output.name = f"{node.name}_output"
+    output.shape = like.shape
+    if dtype is not None:
+        output.type = ir.TensorType(dtype)
 
 
 def remove_unused_initializers(model: ir.Model) -> None:

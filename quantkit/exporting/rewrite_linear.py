@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import (
+    GraphGrid,
     constant,
-    fake_quantize_value,
+    quantize_value,
     scopes_of,
     storage_dtype,
 )
@@ -103,13 +104,13 @@ def quantize_linears(
 
     Weights: symmetric narrow, one scale per output channel, stored as integers in front of a
     DequantizeLinear. Inputs: the static asymmetric grid of `linear_input/<module>`; layers that
-    share an input and a grid share its Q and DQ.
+    share an input and a grid share its QuantizeLinear.
 
     Raises:
         InputError: a range is missing, by name; NaN or inf in a range or weight.
     """
     infos: list[QuantizerInfo] = []
-    shared: dict[tuple[str, float, int], ir.Value] = {}
+    shared: dict[tuple[str, float, int], GraphGrid] = {}
     for linear in linears:
         if activation_bits is not None:
             infos.append(_quantize_input(model, linear, activation_bits, ranges, shared))
@@ -142,26 +143,28 @@ def _quantize_input(
     linear: LinearNode,
     bits: int,
     ranges: Mapping[str, Range],
-    shared: dict[tuple[str, float, int], ir.Value],
+    shared: dict[tuple[str, float, int], GraphGrid],
 ) -> QuantizerInfo:
-    qtype = QType(bits=bits)
+    name, qtype = f"linear_input/{linear.module}", QType(bits=bits)
     scale, zero_point = input_grid(ranges, linear.module, qtype)
     source = linear.node.inputs[0]
     assert source is not None  # a MatMul's first input is not optional
     key = (str(source.name), scale, zero_point)
     if key not in shared:
-        shared[key] = fake_quantize_value(
+        shared[key] = quantize_value(
             model,
             source,
-            name=f"linear_input/{linear.module}",
+            name=name,
             scale=np.asarray(scale, np.float32),
             zero_point=zero_point,
             qtype=qtype,
             before=linear.node,
         )
-    linear.node.replace_input_with(0, shared[key])
+    linear.node.replace_input_with(
+        0, shared[key].dequantize(model, linear.node, f"{name}/dequantize")
+    )
     return QuantizerInfo(
-        name=f"linear_input/{linear.module}",
+        name=name,
         qtype=str(qtype),
         granularity="tensor",
         scale_min=scale,

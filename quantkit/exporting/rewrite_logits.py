@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from quantkit.errors import InputError
-from quantkit.exporting.graphs import fake_quantize_value, scopes_of
+from quantkit.exporting.graphs import quantize_value, scopes_of
 from quantkit.numerics.qtypes import QType
 from quantkit.quantization import static_logit_scale
 from quantkit.recipe import LogitQuant
@@ -112,15 +112,11 @@ def _insert(
     producer = logit.value.producer()
     assert producer is not None  # a product has a node
     after = model.graph[model.graph.index(producer) + 1] if uses else producer
-    replaced = fake_quantize_value(
-        model,
-        logit.value,
-        name=f"attention_logit/{logit.layer}{suffix}",
-        scale=scale,
-        zero_point=0,
-        qtype=qtype,
-        before=after,
+    name = f"attention_logit/{logit.layer}{suffix}"
+    grid = quantize_value(
+        model, logit.value, name=name, scale=scale, zero_point=0, qtype=qtype, before=after
     )
+    replaced = grid.dequantize(model, after, f"{name}/dequantize")
     for user, index in uses:
         user.replace_input_with(index, replaced)
 

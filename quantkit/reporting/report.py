@@ -13,7 +13,7 @@ from quantkit.errors import InputError
 from quantkit.reporting import charts, tables
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS
-from quantkit.reporting.text import Table, markdown
+from quantkit.reporting.text import Table, markdown, printable
 from quantkit.reporting.verdict import verdict
 from quantkit.results import ModelInfo, Sweep
 
@@ -58,11 +58,17 @@ def render_markdown(run: Run) -> str:
     return environment.get_template("report.md.j2").render(_context(run))
 
 
+def _finalize(value: object) -> object:
+    """Returns foreign text without control characters; markup of macros stays as it is."""
+    return printable(value) if type(value) is str else value
+
+
 def _environment(autoescape: bool) -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("quantkit.reporting", "templates"),
         autoescape=autoescape,
         undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -12,7 +12,7 @@ from quantkit.reporting.tables import (
     sweep_table,
     topk_table,
 )
-from quantkit.reporting.text import plain_table
+from quantkit.reporting.text import plain_table, printable
 
 
 def topk_text(run_folder: Path) -> str:
@@ -28,7 +28,7 @@ def sweep_text(run_folder: Path) -> str:
     if not table.rows:
         return ""
     headlines = [found.result.headline for found in run.sweeps if found.result.headline]
-    return plain_table(table) + "".join(f"{line}\n" for line in headlines)
+    return plain_table(table) + "".join(f"{printable(line)}\n" for line in headlines)
 
 
 def terminal_tables(run_folder: Path) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -29,10 +30,13 @@ class Pipelines(types.ModuleType):
     def __init__(self, folder: Path) -> None:
         super().__init__("quantkit.pipelines")
         self.folder = folder
-        self.job: object = None
+        self.job: Any = None
         self.error: BaseException | None = None
         for name in ("run_stats", "run_calibrate", "run_sweep", "run_export", "run_compare"):
             setattr(self, name, self.run)
+
+    def last(self) -> object:
+        return self.job
 
     def run(self, job: object, *, progress: Progress) -> Path:
         self.job = job
@@ -119,16 +123,18 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
         "--bos", "never", "--count-masked", "--out", out, "--force",
     )  # fmt: skip
     assert code == 0
-    assert pipelines.job == StatsJob(
+    assert pipelines.last() == StatsJob(
         model="m", data="t.txt", seq_len=32, samples=3, batch_size=1, bos="never",
         count_masked=True, out=out, force=True,
     )  # fmt: skip
     invoke("sweep", "a", "b", "--bits", "16, 4", "--granularity", "row", "--seed", "7")
-    assert pipelines.job == SweepJob(models=("a", "b"), bits=(16, 4), granularity=("row",), seed=7)
+    assert pipelines.last() == SweepJob(
+        models=("a", "b"), bits=(16, 4), granularity=("row",), seed=7
+    )
     invoke("export", "m", "--quantize", "w8", "--attention-bits", "8", "--eval", "e.txt")
-    assert pipelines.job == ExportJob(model="m", recipe="w8", attention_bits=8, eval="e.txt")
+    assert pipelines.last() == ExportJob(model="m", recipe="w8", attention_bits=8, eval="e.txt")
     invoke("compare", "a", "b", "--text", "t.txt", "--eval-samples", "2")
-    assert pipelines.job == CompareJob(models=("a", "b"), text="t.txt", eval_samples=2)
+    assert pipelines.last() == CompareJob(models=("a", "b"), text="t.txt", eval_samples=2)
 
 
 @pytest.mark.parametrize(

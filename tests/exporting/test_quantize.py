@@ -40,6 +40,7 @@ RECIPES = [
     "logits4:head:static",
     "logits4:tensor:static",
     "logits12:head:static",
+    "logits12:tensor:static",
     "w4a6",
     "w8a16+logits6:tensor:static",
     "w8a8+logits8:head:static",
@@ -179,9 +180,23 @@ def test_the_output_layer_stays_in_float(exported: Callable[[str], Exported], ki
     assert last is not None and last.op_type == "MatMul"
     assert last.inputs[1] is not None and last.inputs[1].dtype == ir.DataType.FLOAT
     kinds = [node.op_type for node in model.graph]
-    # q, k and v share an input, gate and up share another: 4 inputs a layer, 7 weights.
+    # q, k and v share an input, gate and up share another: 4 inputs a layer; each reader has its
+    # own DequantizeLinear, and each weight.
     assert kinds.count("QuantizeLinear") == 2 * 4
-    assert kinds.count("DequantizeLinear") == 2 * (4 + 7)
+    assert kinds.count("DequantizeLinear") == 2 * (7 + 7)
+
+
+def test_every_linear_layer_runs_in_integers(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    path = build(exported("llama"), "w8a8", tmp_path)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
+    kinds = [node.op_type for node in optimized.graph.node]
+    assert kinds.count("MatMulIntegerToFloat") == 2 * 7
 
 
 def test_the_float_graph_is_not_changed(exported: Callable[[str], Exported]) -> None:

@@ -124,7 +124,7 @@ def test_nothing_to_report_is_an_input_error(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}")
-    with pytest.raises(InputError, match="other.json is not one of"):
+    with pytest.raises(InputError, match=r"other\.json is not one of"):
         write_report([other], tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     header = next(i for i, line in enumerate(lines) if line.startswith("| activation | model"))
     columns = len(re.findall(r"(?<!\\)\|", lines[header]))
     assert len(re.findall(r"(?<!\\)\|", lines[header + 2])) == columns
-    for text in (terminal_tables(tmp_path), twin):
+    for text in (terminal_tables(tmp_path), twin, page):
         assert "\x1b" not in text
 
 

@@ -35,7 +35,9 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
-def test_version_1_reads_and_writes_byte_for_byte(name: str, cls: type, tmp_path: Path) -> None:
+def test_version_1_reads_and_writes_byte_for_byte(
+    name: str, cls: type[object], tmp_path: Path
+) -> None:
     value = read_json(V1 / name, cls)
     write_json(tmp_path / "again.json", value)
     assert (tmp_path / "again.json").read_bytes() == (V1 / name).read_bytes()
