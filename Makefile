@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint pytest bench clean
 
 demo: $(STAMP)
-	$(BIN)/quantkit compare smollm2
+	$(BIN)/quantkit compare smollm2 --seq-len 256 --calib-samples 16 --eval-samples 8 \
+		--attention-bits 8 --out reports/demo
 
 test: lint pytest
 

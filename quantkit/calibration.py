@@ -7,12 +7,14 @@ samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quantkit.errors import InputError
 from quantkit.calib_sets import TokenSlice
+from quantkit.errors import InputError
 from quantkit.models import LoadedModel, backbone
 from quantkit.numerics.affine import check_range
 from quantkit.numerics.observers.minmax import MinMax
@@ -52,7 +54,10 @@ def observe(
             seen[name] = before.update(logits, valid=tile.valid.reshape(1, -1))
 
     batches = math.ceil(text.sequences / batch_size)
-    points = {"linear_input": look_at_input, "attention_logit": look_at_logits}
+    points: dict[str, Callable[[Any], None]] = {
+        "linear_input": look_at_input,
+        "attention_logit": look_at_logits,
+    }
     with torch.inference_mode(), attach(loaded.model, points):
         for done, batch in enumerate(text.batches(batch_size)):
             progress(f"calibrating {loaded.name}", done, batches)

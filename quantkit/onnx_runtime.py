@@ -7,7 +7,7 @@ cache in the order of the cache inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,39 @@ class DecoderSession:
             InputError: the cache has another number of tensors, or padding meets a graph
                 without a mask.
         """
+        feeds = self._feeds(ids, mask, past)
+        layout = self.layout
+        wanted = list(dict.fromkeys(names))
+        return dict(zip(wanted, self.session.run(wanted, feeds), strict=True))
+
+    def run_with(
+        self, ids: NDArray[np.int64], mask: NDArray[np.int64], names: Sequence[str]
+    ) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
+        """Returns logits and the named outputs, with an empty cache; see `run`."""
+        logits, *named = self.session.run([self.layout.logits, *names], self._feeds(ids, mask, ()))
+        return np.asarray(logits, np.float32), named
+
+    def _feeds(
+        self,
+        ids: NDArray[np.int64],
+        mask: NDArray[np.int64] | None,
+        past: Sequence[NDArray[Any]],
+    ) -> dict[str, NDArray[Any]]:
+        names = (self.layout.logits, *self.layout.present)
+        values = self.run_named(names, ids, mask, past)
+        return DecoderOutput(
+            logits=np.asarray(values[self.layout.logits], np.float32),
+            present=tuple(values[name] for name in self.layout.present),
+        )
+
+    def run_named(
+        self,
+        names: Sequence[str],
+        ids: NDArray[np.int64],
+        mask: NDArray[np.int64] | None = None,
+        past: Sequence[NDArray[Any]] = (),
+    ) -> dict[str, NDArray[Any]]:
+        """Returns these outputs of the graph by name; the arguments are those of `run`."""
         layout = self.layout
         if past and len(past) != len(layout.past):
             raise InputError(f"expected a cache of {len(layout.past)} tensors, got {len(past)}.")
@@ -110,12 +143,16 @@ class DecoderSession:
         for index, entry in enumerate(layout.past):
             empty = np.zeros((batch, entry.heads, 0, entry.width), entry.dtype)
             feeds[entry.name] = past[index] if past else empty
-        logits, *present = self.session.run([layout.logits, *layout.present], feeds)
-        return DecoderOutput(logits=np.asarray(logits, np.float32), present=tuple(present))
+        return feeds
 
 
-def open_decoder(path: Path, *, threads: int | None = None) -> DecoderSession:
+def open_decoder(
+    path: Path, *, threads: int | None = None, extra_outputs: Collection[str] = ()
+) -> DecoderSession:
     """Returns a session on the CPU; `threads` None leaves the number to ONNX Runtime.
+
+    Args:
+        extra_outputs: Outputs of the graph that are neither logits nor cache.
 
     Raises:
         InputError: no such file, ONNX Runtime refuses it, or it is not a decoder.
@@ -131,10 +168,12 @@ def open_decoder(path: Path, *, threads: int | None = None) -> DecoderSession:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own classes share no base but Exception
         raise InputError(f"ONNX Runtime cannot load {path}: {error}") from error
-    return DecoderSession(session=session, layout=decoder_layout(session))
+    return DecoderSession(session=session, layout=decoder_layout(session, extra_outputs))
 
 
-def decoder_layout(session: ort.InferenceSession) -> DecoderLayout:
+def decoder_layout(
+    session: ort.InferenceSession, extra_outputs: Collection[str] = ()
+) -> DecoderLayout:
     """Returns which input and output of the graph is what.
 
     Raises:
@@ -143,6 +182,7 @@ def decoder_layout(session: ort.InferenceSession) -> DecoderLayout:
     """
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
+    outputs = outputs[: len(outputs) - extra_outputs]
     past: list[CacheInput] = []
     for name, value in inputs.items():
         if name in ("input_ids", "attention_mask", "position_ids"):
@@ -153,7 +193,7 @@ def decoder_layout(session: ort.InferenceSession) -> DecoderLayout:
         if not isinstance(heads, int) or not isinstance(width, int):
             raise InputError(f"cache input {name!r} has no fixed heads and width: {value.shape}.")
         past.append(CacheInput(name=name, heads=heads, width=width, dtype=_FLOATS[value.type]))
-    present = tuple(name for name in outputs if name != "logits")
+    present = tuple(name for name in outputs if name != "logits" and name not in extra_outputs)
     if "input_ids" not in inputs or "logits" not in outputs or len(present) != len(past):
         raise InputError(
             "not a decoder graph: expected input_ids, logits, and one output for each cache "

@@ -7,7 +7,7 @@ was. The grids are those of `quantkit.recipe`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,9 +77,9 @@ def fake_quantized(
     quantizers = Quantizers()
     points: dict[str, Any] = {}
     if recipe.logits is not None:
-        points["attention_logit"] = _logit_quantizer(recipe.logits, known)
+        points["attention_logit"] = logit_quantizer(recipe.logits, known)
     if recipe.activations is not None:
-        points["linear_input"] = _input_quantizer(recipe.activations, known)
+        points["linear_input"] = input_quantizer(recipe.activations, known)
     with ExitStack() as stack:
         if recipe.weights is not None:
             stack.enter_context(_quantized_weights(model, recipe.weights, quantizers))
@@ -95,9 +95,7 @@ def weight_scale(weight: Tensor, bits: int) -> Tensor:
 
 
 @contextmanager
-def _quantized_weights(
-    model: PreTrainedModel, bits: int, quantizers: Quantizers
-) -> Iterator[None]:
+def _quantized_weights(model: PreTrainedModel, bits: int, quantizers: Quantizers) -> Iterator[None]:
     qtype = QType(bits=bits, signed=True, narrow=True)
     originals: dict[str, Tensor] = {}
     modules = dict(linear_modules(model))
@@ -121,7 +119,12 @@ def _range(ranges: Mapping[str, Range], name: str) -> Range:
     return ranges[name]
 
 
-def _input_quantizer(bits: int, ranges: Mapping[str, Range]) -> Any:
+def input_quantizer(bits: int, ranges: Mapping[str, Range]) -> Callable[[Activation], Tensor]:
+    """Returns a `linear_input` callback: the static asymmetric signed grid of each module.
+
+    Raises:
+        InputError: when called, for a module without a range or with an unusable one.
+    """
     qtype = QType(bits=bits, signed=True)
     grids: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -152,7 +155,13 @@ def static_logit_scale(
     return symmetric_scale(absmax, QType(bits=quant.bits, signed=True, narrow=True))
 
 
-def _logit_quantizer(quant: LogitQuant, ranges: Mapping[str, Range]) -> Any:
+def logit_quantizer(
+    quant: LogitQuant, ranges: Mapping[str, Range]
+) -> Callable[[AttentionLogits], LogitTransform]:
+    """Returns an `attention_logit` callback: the symmetric narrow grid of `quant`.
+
+    Dynamic scales per sequence or head take a first look at all tiles of the map; per row none.
+    """
     qtype = QType(bits=quant.bits, signed=True, narrow=True)
     granularity = logit_granularity(quant.granularity)
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantkit.errors import InputError
 from quantkit.calib_sets import TokenBatch, TokenSlice
+from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
 from quantkit.quantization import fake_quantized
@@ -112,9 +112,7 @@ def _write_cell(
     write_json(path, plain)
 
 
-def _read_cell(
-    path: Path, loaded: LoadedModel, text: TokenSlice
-) -> tuple[BlockScores, int] | None:
+def _read_cell(path: Path, loaded: LoadedModel, text: TokenSlice) -> tuple[BlockScores, int] | None:
     """Returns a finished cell of the same model and text, or None where there is none."""
     if not path.exists():
         return None

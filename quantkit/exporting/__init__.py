@@ -2,6 +2,7 @@
 
 from quantkit.exporting.float_export import DEFAULT_OPSET, export_float
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.local_parity import LOCAL_TOLERANCE, QuantizerCheck, check_quantizers
 from quantkit.exporting.measure import ort_perplexity, paired_latency
 from quantkit.exporting.parity import (
     FLOAT_GATE,
@@ -18,11 +19,14 @@ from quantkit.exporting.rewrite_logits import find_logits
 __all__ = [
     "DEFAULT_OPSET",
     "FLOAT_GATE",
+    "LOCAL_TOLERANCE",
     "MODEL_FILE",
     "QUANTIZED_GATE",
     "Agreement",
     "Gate",
+    "QuantizerCheck",
     "check_parity",
+    "check_quantizers",
     "compare_logits",
     "export_float",
     "find_logits",

@@ -16,7 +16,9 @@ from quantkit.errors import InputError
 from quantkit.numerics.qtypes import QType
 
 MODEL_FILE: Final = "model.onnx"
-_FULL_BITS = {ir.DataType.INT4: 4, ir.DataType.INT8: 8, ir.DataType.INT16: 16}
+_SIGNED = {4: ir.DataType.INT4, 8: ir.DataType.INT8, 16: ir.DataType.INT16}
+_UNSIGNED = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8, 16: ir.DataType.UINT16}
+_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -67,24 +69,21 @@ def scopes_of(node: ir.Node) -> tuple[str, ...]:
 
 
 def storage_dtype(qtype: QType) -> ir.DataType:
-    """Returns the ONNX type that holds `qtype`: the smallest of INT4, INT8, INT16."""
-    if not qtype.signed:
-        raise InputError(f"graphs hold signed grids, got {qtype}.")
-    if qtype.bits <= 4:
-        return ir.DataType.INT4
-    return ir.DataType.INT8 if qtype.bits <= 8 else ir.DataType.INT16
+    """Returns the smallest ONNX type that holds `qtype`: 4, 8 or 16 bits."""
+    types = _SIGNED if qtype.signed else _UNSIGNED
+    return next(dtype for bits, dtype in types.items() if bits >= qtype.bits)
 
 
 def constant(
     model: ir.Model, name: str, array: NDArray[np.generic], dtype: ir.DataType
 ) -> ir.Value:
-    """Returns a new initializer. Sub-byte types take their integers as an int8 array."""
+    """Returns a new initializer; integers may come in any integer type that holds them."""
     tensor: ir.TensorProtocol
-    if dtype == ir.DataType.INT4:
-        # onnx_ir packs what numpy holds as one int4 a byte.
+    if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
+        # onnx_ir packs what numpy holds as one 4-bit integer a byte.
         tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
     else:
-        tensor = ir.tensor(np.array(array, order="C"), dtype=dtype, name=name)
+        tensor = ir.tensor(np.array(array, dtype.numpy(), order="C"), dtype=dtype, name=name)
     value = ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype), const_value=tensor
     )
@@ -133,12 +132,12 @@ def quantize_value(
     dtype = storage_dtype(qtype)
     axis = None if scale.size == 1 else 1
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
-    clip = qtype.narrow or qtype.bits < _FULL_BITS[dtype]
-    if clip and dtype != ir.DataType.INT8:
+    clip = qtype.narrow or qtype.bits < dtype.bitwidth
+    if clip and dtype not in _BYTES:
         value_in = _clip_reals(model, value, name, scale, zero_point, qtype, before)
     else:
         value_in = value
-    zeros = np.full(scale.shape, zero_point, np.int16 if dtype == ir.DataType.INT16 else np.int8)
+    zeros = np.full(scale.shape, zero_point, np.int32)
     parameters = (
         constant(model, f"{name}/scale", scale, ir.DataType.FLOAT),
         constant(model, f"{name}/zero_point", zeros, dtype),
@@ -147,10 +146,10 @@ def quantize_value(
     nodes = [
         ir.node("QuantizeLinear", [value_in, *parameters], attributes, name=f"{name}/quantize")
     ]
-    if clip and dtype == ir.DataType.INT8:
+    if clip and dtype in _BYTES:
         # On integers: exact, any granularity, and a third of the time of a clip on reals.
         bounds = [
-            constant(model, f"{name}/{end}", np.asarray(bound, np.int8), dtype)
+            constant(model, f"{name}/{end}", np.asarray(bound, np.int32), dtype)
             for end, bound in (("qmin", qtype.qmin), ("qmax", qtype.qmax))
         ]
         nodes.append(ir.node("Clip", [nodes[0].outputs[0], *bounds], name=f"{name}/clip"))

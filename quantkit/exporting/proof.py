@@ -17,19 +17,32 @@ from torch import Tensor
 from quantkit.calib_sets import TokenSlice
 from quantkit.errors import InputError
 from quantkit.exporting.float_export import export_float
+from quantkit.exporting.forced import forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
 from quantkit.exporting.measure import ort_perplexity, paired_latency
-from quantkit.exporting.parity import FLOAT_GATE, QUANTIZED_GATE, check_parity
+from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
 from quantkit.exporting.quantize import quantize_graph
+from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
 from quantkit.models import LoadedModel
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.probes import linear_modules
 from quantkit.progress import Progress, silent
 from quantkit.quantization import fake_quantized
 from quantkit.recipe import Recipe
-from quantkit.results import Accuracy, Export, FileInfo, Parity, QuantizerInfo, Range, Ranges
+from quantkit.results import (
+    Accuracy,
+    Export,
+    FileInfo,
+    Parity,
+    QuantizerInfo,
+    Range,
+    Ranges,
+    write_json,
+)
 
 FLOAT_FOLDER = "float"
+STEPS_FILE = "quantizers.json"
+STEPS_SCHEMA = "quantkit.quantizers/1"
 PARITY_TOKENS = 128
 LATENCY_TOKENS = 256
 
@@ -74,7 +87,7 @@ def export_and_prove(
     progress(f"exporting {loaded.name}: float parity", 1, steps)
     batch = parity_batch(evaluation)
     float_session = open_decoder(float_path)
-    parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch)}
+    parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch, FLOAT_GATE)}
     quantizers: list[QuantizerInfo] = []
     model_path, session = float_path, float_session
     if not recipe.is_float:
@@ -88,7 +101,14 @@ def export_and_prove(
         model_path = save_graph(graph, folder)
         session = open_decoder(model_path)
         progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
-        parity["quantized"] = _parity(session, loaded, recipe, ranges.tensors, batch)
+        forced, steps_of = forced_parity(graph, loaded, recipe, ranges.tensors, batch)
+        parity["quantized"] = [forced]
+        write_json(folder / STEPS_FILE, {"schema": STEPS_SCHEMA, "quantizers": steps_of})
+        own = sensitivity(loaded, recipe, ranges.tensors, batch)
+        parity["quantized, end to end"] = _parity(
+            session, loaded, recipe, ranges.tensors, batch, widened(own)
+        )
+        parity["simulation against itself"] = [_own_parity(own, batch)]
     progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
     accuracy = Accuracy(
         metric="perplexity",
@@ -136,6 +156,7 @@ def _parity(
     recipe: Recipe,
     ranges: Mapping[str, Range],
     batch: PaddedBatch,
+    gate: Gate,
 ) -> list[Parity]:
     model = loaded.model
 
@@ -149,9 +170,22 @@ def _parity(
             logits: Tensor = output.logits
             return logits.float().cpu()
 
-    gate = FLOAT_GATE if recipe.is_float else QUANTIZED_GATE
     reference = "torch float" if recipe.is_float else f"torch fake-quantized {recipe}"
     return check_parity(session, forward, [batch], gate, reference=reference)
+
+
+def _own_parity(own: Agreement, batch: PaddedBatch) -> Parity:
+    """Returns the sensitivity as an entry beside the others; it is context and always passes."""
+    return Parity(
+        reference=f"torch simulation, first layer's output moved by {PERTURBATION:g}",
+        batch=batch.input_ids.shape[0],
+        seq_len=batch.input_ids.shape[1],
+        cached=0,
+        max_abs=own.max_abs,
+        cosine=own.cosine,
+        top1_agreement=own.top1_agreement,
+        passed=True,
+    )
 
 
 def _files(folder: Path) -> list[FileInfo]:

@@ -52,7 +52,7 @@ def match_linears(model: ir.Model, module_linears: ModuleLinears) -> list[Linear
     Raises:
         InputError: a module that no node, or more than one node, holds; it is named.
     """
-    weights = {name: _weight(name, module) for name, module in module_linears.items()}
+    weights = {name: linear_weight(name, module) for name, module in module_linears.items()}
     shapes = {tuple(weight.shape) for weight in weights.values()}
     by_hash: dict[str, list[str]] = defaultdict(list)
     for name, weight in weights.items():
@@ -119,8 +119,12 @@ def quantize_linears(
     return infos
 
 
-def input_grid(ranges: Mapping[str, Range], module: str, qtype: QType) -> tuple[float, int]:
-    """Returns (scale, zero point) of a linear layer's input, from its calibrated range.
+def input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> tuple[float, int]:
+    """Returns (scale, unsigned zero point) of a linear layer's input, from its calibrated range.
+
+    It is the recipe's signed grid with every integer 2^(bits-1) higher, so the same real numbers:
+    ONNX Runtime's x86 kernels take unsigned activations, and it converts signed ones only where
+    nothing shares them; the rest it computes in float.
 
     Raises:
         InputError: no range of that name, or one that carries no grid.
@@ -134,8 +138,8 @@ def input_grid(ranges: Mapping[str, Range], module: str, qtype: QType) -> tuple[
     check_range(lo, hi, name)
     if lo.numel() != 1:
         raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
-    scale, zero_point = affine_params(lo, hi, qtype)
-    return float(scale), int(zero_point)
+    scale, zero_point = affine_params(lo, hi, QType(bits=bits))
+    return float(scale), int(zero_point) + (1 << (bits - 1))
 
 
 def _quantize_input(
@@ -145,8 +149,8 @@ def _quantize_input(
     ranges: Mapping[str, Range],
     shared: dict[tuple[str, float, int], GraphGrid],
 ) -> QuantizerInfo:
-    name, qtype = f"linear_input/{linear.module}", QType(bits=bits)
-    scale, zero_point = input_grid(ranges, linear.module, qtype)
+    name, qtype = f"linear_input/{linear.module}", QType(bits=bits, signed=False)
+    scale, zero_point = input_grid(ranges, linear.module, bits)
     source = linear.node.inputs[0]
     assert source is not None  # a MatMul's first input is not optional
     key = (str(source.name), scale, zero_point)
@@ -181,11 +185,10 @@ def _quantize_weight(model: ir.Model, linear: LinearNode, bits: int) -> Quantize
     integers = quantize(linear.weight, scale, 0, qtype)
     axis = 0 if linear.transposed else 1
     dtype = storage_dtype(qtype)
-    numpy_dtype = np.int16 if dtype == ir.DataType.INT16 else np.int8
-    array = integers.numpy().astype(numpy_dtype)
+    array = integers.numpy()
     flat = scale.reshape(-1).numpy()
     stored = constant(model, f"{name}_quantized", array if linear.transposed else array.T, dtype)
-    zeros = np.zeros(flat.shape, numpy_dtype)
+    zeros = np.zeros(flat.shape, np.int32)
     node = ir.node(
         "DequantizeLinear",
         [
@@ -212,7 +215,8 @@ def _quantize_weight(model: ir.Model, linear: LinearNode, bits: int) -> Quantize
     )
 
 
-def _weight(name: str, module: Tensor | nn.Module) -> Tensor:
+def linear_weight(name: str, module: Tensor | nn.Module) -> Tensor:
+    """Returns the float32 weight `[out, in]` of a linear layer, on the CPU."""
     weight = module if isinstance(module, Tensor) else getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise InputError(f"{name!r} is not a linear layer: it has no weight of rank 2.")

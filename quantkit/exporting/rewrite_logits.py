@@ -85,8 +85,7 @@ def quantize_logits(
     infos: dict[str, QuantizerInfo] = {}
     calls: dict[int, int] = {}
     for logit in find_logits(model):
-        maps = _maps(ranges, logit.layer)
-        parts = [_scale(ranges, logit, map_, maps, quant) for map_ in range(1, maps + 1)]
+        parts = logit_scales(ranges, logit.layer, logit.heads, quant)
         scale = np.concatenate(parts)
         if np.all(scale == scale[0]) and quant.granularity == "tensor":
             scale = scale[:1]  # one number: the cheaper kernel, the same grid
@@ -121,27 +120,31 @@ def _insert(
         user.replace_input_with(index, replaced)
 
 
-def _maps(ranges: Mapping[str, Range], layer: int) -> int:
-    """Returns how many maps the layer has: those that calibration saw."""
+def logit_scales(
+    ranges: Mapping[str, Range], layer: int, heads: int, quant: LogitQuant
+) -> list[NDArray[np.float32]]:
+    """Returns one array of scales per map that calibration saw, one scale for each of its heads.
+
+    The first heads of a product are map 1, the last ones map 2.
+
+    Raises:
+        InputError: no range of that layer, or one for another number of heads.
+    """
     maps = 0
     while f"attention_logit/{layer}/map {maps + 1}" in ranges:
         maps += 1
-    return max(maps, 1)  # with none, the lookup of map 1 raises the error that names it
-
-
-def _scale(
-    ranges: Mapping[str, Range], logit: LogitValue, map_: int, maps: int, quant: LogitQuant
-) -> NDArray[np.float32]:
-    """Returns the scales of one map's heads; the first heads are map 1, the last ones map 2."""
-    heads, rest = divmod(logit.heads, maps)
-    scale = static_logit_scale(ranges, logit.layer, map_, quant)
-    if rest or scale.numel() not in (1, heads):
-        raise InputError(
-            f"attention_logit/{logit.layer}/map {map_}: expected {logit.heads} / {maps} heads, "
-            f"got {scale.numel()} ranges."
-        )
-    array: NDArray[np.float32] = torch.broadcast_to(scale, (heads,)).numpy()
-    return array
+    maps = max(maps, 1)  # with none, the lookup of map 1 raises the error that names it
+    each, rest = divmod(heads, maps)
+    parts: list[NDArray[np.float32]] = []
+    for map_ in range(1, maps + 1):
+        scale = static_logit_scale(ranges, layer, map_, quant)
+        if rest or scale.numel() not in (1, each):
+            raise InputError(
+                f"attention_logit/{layer}/map {map_}: expected {heads} / {maps} heads, "
+                f"got {scale.numel()} ranges."
+            )
+        parts.append(torch.broadcast_to(scale, (each,)).numpy())
+    return parts
 
 
 def _logit_of(softmax: ir.Node) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Pure tensor arithmetic: number types, the affine grid, observers, and the definitions of outliers.
+"""Pure tensor arithmetic: number types, the affine grid, observers, definitions of outliers.
 
 Nothing here knows a module, a file or a global. The names below load on first use, because
 `qtypes` and `granularity` serve parts of the package that must not load torch.

@@ -15,7 +15,8 @@ from quantkit.errors import InputError, suggest
 @dataclass(frozen=True, kw_only=True)
 class PerTensor:
     """One scale for all there is: `[...]` -> `[1, ..., 1]`. Over logits it would mix sequences:
-    there, use `PerSequence`."""
+    there, use `PerSequence`.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class PerGroup:
 @dataclass(frozen=True, kw_only=True)
 class PerSequence:
     """One scale per sequence: `[batch, heads, query, key]` -> `[batch, 1, 1, 1]`. What recipes
-    call `tensor`: one over the batch would make a result depend on the batch size."""
+    call `tensor`: one over the batch would make a result depend on the batch size.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,8 @@ def outlier_feature_counts(x: Tensor, *, above: float = FEATURE_ABOVE) -> Tensor
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutlierFeatureShares:
     """Per channel: `layer_frac` (layers it was seen in), `position_frac` (of all positions of all
-    layers), both float64 [channels], and `is_outlier`, bool [channels]."""
+    layers), both float64 [channels], and `is_outlier`, bool [channels].
+    """
 
     layer_frac: Tensor
     position_frac: Tensor

@@ -32,7 +32,7 @@ class QType:
             raise InputError(f"An integer type has {MIN_BITS} to {MAX_BITS} bits, got {self.bits}.")
         if self.narrow and not self.signed:
             raise InputError(
-                f"Only a signed type can be narrow, got uint{self.bits} narrow; drop one of the two."
+                f"Only a signed type can be narrow, got uint{self.bits} narrow: drop one of them."
             )
 
     @property

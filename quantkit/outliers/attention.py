@@ -100,11 +100,12 @@ class LogitStatistics:
             self._first_map = probabilities
             return
         weight = self.lambdas[call.layer]
-        shares, counted = [], []
+        parts: list[Tensor] = []
+        counted: list[Tensor] = []
         for one, two in zip(self._first_map, probabilities, strict=True):
-            shares.append(_share(one[0] - weight * two[0], one[2]))
+            parts.append(_share(one[0] - weight * two[0], one[2]))
             counted.append(one[1])
-        self._add_sinks(torch.cat(shares, dim=2), torch.cat(counted, dim=1))
+        self._add_sinks(torch.cat(parts, dim=2), torch.cat(counted, dim=1))
 
     def _add_sinks(self, shares: Tensor, counted: Tensor) -> None:
         number = counted.sum(1)  # [batch]

@@ -7,12 +7,13 @@ head and class); it does not grow with the number of samples, and linearly with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from quantkit.errors import InputError, ProbeError
 from quantkit.calib_sets import TokenSlice
+from quantkit.errors import InputError, ProbeError
 from quantkit.models import LoadedModel, attention_modules, backbone, differential_lambda
 from quantkit.numerics.outliers import outlier_features
 from quantkit.outliers.attention import CLASSES as LOGIT_CLASSES
@@ -73,7 +74,10 @@ def collect(
     )
     states = HiddenStatistics()
     inf_norms = {"attention_logit": 0.0, "hidden_state": 0.0}
-    points = {"attention_logit": logits.see, "hidden_state": states.see}
+    points: dict[str, Callable[[Any], None]] = {
+        "attention_logit": logits.see,
+        "hidden_state": states.see,
+    }
     batches = math.ceil(text.sequences / batch_size)
     with torch.inference_mode(), attach(model, points, count_masked=count_masked):
         for done, batch in enumerate(text.batches(batch_size)):
@@ -101,7 +105,8 @@ def _refuse_nonfinite(logits: LogitStatistics, states: HiddenStatistics) -> None
         for layer, map_ in logits.layers()
     ]
     named += [
-        (f"hidden state of layer {layer}", states.pooled_classes(layer)) for layer in states.inf_norm
+        (f"hidden state of layer {layer}", states.pooled_classes(layer))
+        for layer in states.inf_norm
     ]
     for name, bundle in named:
         bad = int(bundle.minmax.nan_count.sum()) + int(bundle.minmax.inf_count.sum())

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from quantkit.calib_sets import TokenSlice, text_slice
+from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
 from quantkit.calibration import observation_tensors, observe, ranges_of
 from quantkit.errors import GateError
 from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
 from quantkit.models import LoadedModel, load
+from quantkit.numerics.observers.minmax import MinMax
 from quantkit.outliers import collect
 from quantkit.pipelines.headline import headline
 from quantkit.pipelines.runs import open_run
@@ -31,9 +32,7 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
         text = text_slice(
             job.data, loaded.tokenizer, seq_len=job.seq_len, samples=job.samples, bos=job.bos
         )
-        _stats(
-            loaded, text, run.folder, job.batch_size, progress, count_masked=job.count_masked
-        )
+        _stats(loaded, text, run.folder, job.batch_size, progress, count_masked=job.count_masked)
         run.finish()
     return run.folder
 
@@ -115,7 +114,13 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
         for name in job.models:
             loaded = load(name, dtype=job.dtype, device=job.device)
             calib, evaluation = _two_slices(
-                loaded, job.text, job.text, job.seq_len, job.calib_samples, job.eval_samples, job.bos
+                loaded,
+                job.text,
+                job.text,
+                job.seq_len,
+                job.calib_samples,
+                job.eval_samples,
+                job.bos,
             )
             folder = run.folder / loaded.name
             _stats(loaded, calib, folder, job.batch_size, progress)
@@ -147,8 +152,6 @@ def _two_slices(
     bos: str,
 ) -> tuple[TokenSlice, TokenSlice]:
     """Returns calibration's blocks and evaluation's; of one source, the later ones."""
-    from quantkit.calib_sets import require_disjoint
-
     first = text_slice(calib, loaded.tokenizer, seq_len=seq_len, samples=calib_samples, bos=bos)
     second = text_slice(
         evaluation,
@@ -195,11 +198,11 @@ def _ranges(
     return ranges
 
 
-def _save_tensors(path: Path, observed: dict[str, object]) -> None:
+def _save_tensors(path: Path, observed: dict[str, MinMax]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        save_file(observation_tensors(observed), temporary)  # type: ignore[arg-type]
+        save_file(observation_tensors(observed), temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

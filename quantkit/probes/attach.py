@@ -2,8 +2,8 @@
 
 Points and what their callbacks get:
 
-* `attention_logit`: an `AttentionLogits` a layer and map. Returning None looks; returning a function
-  of a tile replaces the logits, in every call that the layer makes with the same q and k.
+* `attention_logit`: an `AttentionLogits` a layer and map. Returning None looks; returning a
+  function of a tile replaces the logits, in every call that the layer makes with the same q and k.
 * `hidden_state`: an `Activation`, the output of a decoder layer after both residual additions.
 * `linear_input`: an `Activation`, the input of each `nn.Linear` (the output head is left out).
 
@@ -152,9 +152,7 @@ def _refuse_unhookable(model: nn.Module) -> None:
         )
 
 
-def _activation(
-    point: str, layer: int, name: str, tensor: Tensor, state: _Padding
-) -> Activation:
+def _activation(point: str, layer: int, name: str, tensor: Tensor, state: _Padding) -> Activation:
     real = state.real(tensor.shape[0], tensor.shape[1])
     if real is None:
         real = torch.ones(tensor.shape[:2], dtype=torch.bool, device=tensor.device)
@@ -222,7 +220,7 @@ def _hook_linears(
 
 def linear_modules(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
     """Returns every `nn.Linear` but the output head, by qualified name, in module order."""
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -298,7 +296,9 @@ class _AttentionProbe:
         calls = self._maps(module, query, key, attention_mask, scaling)
         transforms = self._transforms(module, query, key, calls)
         if all(transform is None for transform in transforms):
-            mask = attention_mask.original if isinstance(attention_mask, LazyMask) else attention_mask
+            mask = (
+                attention_mask.original if isinstance(attention_mask, LazyMask) else attention_mask
+            )
             function = self._original_function(module)
             result: tuple[Tensor, Tensor | None] = function(
                 module, query, key, value, mask, scaling=scaling, **kwargs

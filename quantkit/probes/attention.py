@@ -88,9 +88,7 @@ class AttentionLogits:
             keys = shape[2] if self.all_entries else _last_valid(valid)
             if self.all_entries:
                 valid = torch.ones_like(valid)
-            logits = grouped_logits(
-                self.query[:, :, start:stop], self.key[:, :, :keys], self.scale
-            )
+            logits = grouped_logits(self.query[:, :, start:stop], self.key[:, :, :keys], self.scale)
             yield LogitTile(start=start, logits=logits, valid=valid[..., :keys])
 
 
@@ -103,9 +101,7 @@ def grouped_logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
     return logits.reshape(batch, heads, rows, key.shape[2]) * scale
 
 
-def attend(
-    maps: Sequence[tuple[AttentionLogits, LogitTransform | None]], value: Tensor
-) -> Tensor:
+def attend(maps: Sequence[tuple[AttentionLogits, LogitTransform | None]], value: Tensor) -> Tensor:
     """Returns softmax(logits) @ value with the given transforms: `[batch, query, heads, d]`.
 
     Args:
@@ -140,9 +136,7 @@ def _attend_map(call: AttentionLogits, transform: LogitTransform | None, value: 
     return out
 
 
-def split_maps(
-    maps: int, query: Tensor, key: Tensor, **common: Any
-) -> list[AttentionLogits]:
+def split_maps(maps: int, query: Tensor, key: Tensor, **common: Any) -> list[AttentionLogits]:
     """Returns one `AttentionLogits` a map: heads of map 1 come first, then those of map 2."""
     queries, keys = query.chunk(maps, dim=1), key.chunk(maps, dim=1)
     return [

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from quantkit.errors import InputError
 from quantkit.exporting import (
     QUANTIZED_GATE,
+    QuantizerCheck,
     check_parity,
+    check_quantizers,
     find_logits,
     load_graph,
     match_linears,
@@ -60,6 +62,16 @@ def parity(case: Exported, recipe: str, path: Path) -> list[Parity]:
         return check_parity(open_decoder(path), case.forward, case.batches, QUANTIZED_GATE)
 
 
+def local(case: Exported, recipe: str, path: Path) -> list[QuantizerCheck]:
+    return check_quantizers(
+        path,
+        case.batches[0],
+        module_linears=case.linears,
+        recipe=Recipe.parse(recipe),
+        ranges=case.ranges,
+    )
+
+
 def run_values(
     path: Path, names: list[str], case: Exported, *, optimize: bool = True
 ) -> list[NDArray[np.generic]]:
@@ -92,6 +104,8 @@ def test_parity_with_the_simulation(
     assert {opset.domain for opset in onnx.load(str(path)).opset_import} == {""}
     found = parity(case, recipe, path)
     assert all(run.passed for run in found), found
+    checks = local(case, recipe, path)
+    assert all(check.passed and check.elements for check in checks), checks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,6 +253,37 @@ def test_a_wrong_scale_fails_the_gate(
     good = build(case, recipe, tmp_path)
     assert all(run.passed for run in parity(case, recipe, good))
     assert not any(run.passed for run in parity(case, recipe, planted(good, scale, factor)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "place"),
+    [
+        (
+            "linear_input/model.layers.0.mlp.down_proj/scale",
+            "linear/model.layers.0.mlp.down_proj",
+        ),
+        ("model.layers.1.self_attn.o_proj.weight_scale", "linear/model.layers.1.self_attn.o_proj"),
+        ("attention_logit/1/scale", "attention_logit/1"),
+    ],
+)
+def test_a_scale_that_is_a_little_wrong_is_found_by_name(
+    exported: Callable[[str], Exported], scale: str, place: str, tmp_path: Path
+) -> None:
+    case, recipe = exported("diff"), "w8a8+logits8:head:static"
+    path = planted(build(case, recipe, tmp_path), scale, 1.01)
+    failed = [check.name for check in local(case, recipe, path) if not check.passed]
+    assert failed == [place]
+
+
+def test_a_quantizer_that_is_not_there_is_named(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    case = exported("llama")
+    path = build(case, "a8", tmp_path)
+    with pytest.raises(InputError, match=r"q_proj.* is not quantized"):
+        local(case, "w8a8", path)
+    with pytest.raises(InputError, match="no quantized logits"):
+        local(case, "a8+logits8:head:static", path)
 
 
 def test_a_linear_layer_that_the_graph_lacks_is_named(

@@ -189,9 +189,9 @@ def test_affine_params_by_hand() -> None:
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_range_that_is_not_finite_is_refused_by_name(bad: float) -> None:
-    with pytest.raises(RangeError, match="layers.3.mlp"):
+    with pytest.raises(RangeError, match=r"layers\.3\.mlp"):
         check_range(torch.tensor([0.0, bad]), torch.tensor([1.0, 1.0]), "layers.3.mlp")
-    with pytest.raises(RangeError, match="layers.3.mlp"):
+    with pytest.raises(RangeError, match=r"layers\.3\.mlp"):
         check_range(0.0, bad, "layers.3.mlp")
     with pytest.raises(RangeError, match="reverse"):
         check_range(1.0, 0.0, "x")
