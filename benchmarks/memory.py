@@ -4,7 +4,7 @@ Each point is a fresh process: load, run once on 16 tokens, then count how far t
 rises above where it stood. `forward` is the model alone, without probes. Batch 1, float32.
 Linux only: the peak is VmHWM, reset through /proc/self/clear_refs.
 
-    python benchmarks/memory.py [--out benchmarks/results/memory.json]
+    python benchmarks/memory.py [--commands stats,calibrate] [--seq-lens 512,1024]
 """
 
 from __future__ import annotations
@@ -94,30 +94,42 @@ def _print_table(points: list[dict[str, Any]]) -> None:
                 )
 
 
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
-    """Measures every point, prints the table and writes the file."""
+    """Measures every point, prints the table; the file is written anew after each point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--commands", default=",".join(COMMANDS))
+    parser.add_argument("--seq-lens", type=_whole_numbers, default=list(SEQ_LENS))
+    parser.add_argument("--samples", type=_whole_numbers, default=list(SAMPLES))
     parser.add_argument("--point", nargs=3, metavar=("COMMAND", "SEQ_LEN", "SAMPLES"))
     options = parser.parse_args()
     if options.point:
         command, seq_len, samples = options.point
         print(json.dumps(_child(command, int(seq_len), int(samples))))
         return
-    points = [_measure(command, n, 1) for command in COMMANDS for n in SEQ_LENS]
-    points += [_measure(c, SEQ_LENS[0], n) for c in COMMANDS[1:] for n in SAMPLES if n > 1]
-    _print_table(points)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     import torch
 
-    plain = {
-        "what": "peak resident memory above the loaded, once-run model; smollm2, batch 1, float32",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "points": points,
-    }
-    options.out.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    commands = options.commands.split(",")
+    wanted = [(c, n, 1) for n in options.seq_lens for c in commands]
+    wanted += [(c, SEQ_LENS[0], n) for n in options.samples if n > 1 for c in commands]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    points: list[dict[str, Any]] = []
+    for command, seq_len, samples in wanted:
+        points.append(_measure(command, seq_len, samples))
+        print(points[-1], file=sys.stderr, flush=True)
+        plain = {
+            "what": "peak resident memory above the loaded, once-run model; smollm2, batch 1",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "points": points,
+        }
+        options.out.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    _print_table(points)
 
 
 if __name__ == "__main__":

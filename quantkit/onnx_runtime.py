@@ -87,24 +87,6 @@ class DecoderSession:
             InputError: the cache has another number of tensors, or padding meets a graph
                 without a mask.
         """
-        feeds = self._feeds(ids, mask, past)
-        layout = self.layout
-        wanted = list(dict.fromkeys(names))
-        return dict(zip(wanted, self.session.run(wanted, feeds), strict=True))
-
-    def run_with(
-        self, ids: NDArray[np.int64], mask: NDArray[np.int64], names: Sequence[str]
-    ) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
-        """Returns logits and the named outputs, with an empty cache; see `run`."""
-        logits, *named = self.session.run([self.layout.logits, *names], self._feeds(ids, mask, ()))
-        return np.asarray(logits, np.float32), named
-
-    def _feeds(
-        self,
-        ids: NDArray[np.int64],
-        mask: NDArray[np.int64] | None,
-        past: Sequence[NDArray[Any]],
-    ) -> dict[str, NDArray[Any]]:
         names = (self.layout.logits, *self.layout.present)
         values = self.run_named(names, ids, mask, past)
         return DecoderOutput(
@@ -143,7 +125,8 @@ class DecoderSession:
         for index, entry in enumerate(layout.past):
             empty = np.zeros((batch, entry.heads, 0, entry.width), entry.dtype)
             feeds[entry.name] = past[index] if past else empty
-        return feeds
+        wanted = list(dict.fromkeys(names))
+        return dict(zip(wanted, self.session.run(wanted, feeds), strict=True))
 
 
 def open_decoder(
@@ -182,7 +165,6 @@ def decoder_layout(
     """
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
-    outputs = outputs[: len(outputs) - extra_outputs]
     past: list[CacheInput] = []
     for name, value in inputs.items():
         if name in ("input_ids", "attention_mask", "position_ids"):

@@ -13,6 +13,8 @@ from transformers import (
     DiffLlamaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -89,3 +91,43 @@ def tiny_folder(
     tiny_llama.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_family() -> Any:
+    """Builds one of `llama`, `gqa`, `diffllama`, `diffllama_gqa`, `mistral_window`, by name."""
+    return family_model
+
+
+def family_model(family: str) -> Any:
+    """A model whose heads, maps, layers and lambdas are so far apart that no swap goes unseen.
+
+    Four heads of width 16, three layers, window 7 for Mistral.
+    """
+    sizes: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4 if family in ("llama", "diffllama") else 2,
+        "max_position_embeddings": 256,
+    }
+    torch.manual_seed(11)
+    if family.startswith("diffllama"):
+        model: Any = DiffLlamaForCausalLM(DiffLlamaConfig(**sizes))
+    elif family == "mistral_window":
+        model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=7))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    with torch.no_grad():
+        for index, layer in enumerate(model.model.layers):
+            attention = layer.self_attn
+            attention.k_proj.weight.mul_(6)
+            heads = attention.q_proj.weight.view(4, 16, 64)
+            heads.mul_(torch.tensor([1.5, 6.0, 0.4, 25.0])[:, None, None] * (1 + index))
+            if family.startswith("diffllama"):
+                for name, dot in (("1", (0.5, -2.0, -0.5)[index]), ("2", (-3.0, 0.3, -3.0)[index])):
+                    getattr(attention, f"lambda_q{name}").fill_(1.0)
+                    getattr(attention, f"lambda_k{name}").fill_(dot / 16)
+    return model.eval()

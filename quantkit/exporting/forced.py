@@ -36,6 +36,13 @@ from quantkit.results import Parity, Range
 
 ONE_STEP_GATE: Final = 0.9999
 """Least share of a quantizer's values within one step of torch's."""
+_READABLE: Final = (
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+    ir.DataType.INT16,
+    ir.DataType.UINT16,
+)
+"""Integer types that numpy holds; others are read after DequantizeLinear."""
 EXACT_GATE: Final = 0.99
 """Least share on the very same step; the rest stood at the tie of two."""
 
@@ -179,8 +186,8 @@ def _run_tapped(
     wanted = sorted({tap.output for tap in taps.values()})
     ids = batch.input_ids.numpy().astype(np.int64)
     mask = batch.attention_mask.numpy().astype(np.int64)
-    logits, arrays = decoder.run_with(ids, mask, wanted)
-    return torch.from_numpy(logits), dict(zip(wanted, arrays, strict=True))
+    values = decoder.run_named([decoder.layout.logits, *wanted], ids, mask)
+    return torch.from_numpy(values.pop(decoder.layout.logits)), values
 
 
 def _taps(model: ir.Model, modules: set[str]) -> dict[str, _Tap]:
@@ -194,7 +201,7 @@ def _taps(model: ir.Model, modules: set[str]) -> dict[str, _Tap]:
         if integers.const_value is not None:  # a weight
             continue
         for name in _quantizer_names(node, modules):
-            is_integer = integers.dtype in (ir.DataType.INT8, ir.DataType.INT16)
+            is_integer = integers.dtype in _READABLE
             value = integers if is_integer else node.outputs[0]
             scale, zero_point = (_constant(node.inputs[index]) for index in (1, 2))
             shape = (1, -1, 1, 1) if scale.dim() == 1 else ()

@@ -149,7 +149,9 @@ def _run(
     names = [str(value.name) for value in (*values, *extra)]
     with tempfile.TemporaryDirectory() as folder:
         opened = save_graph(model, Path(folder))
-        arrays = open_decoder(opened, extra_outputs=len(extra)).run_named(names, ids, mask)
+        arrays = open_decoder(opened, extra_outputs={str(value.name) for value in extra}).run_named(
+            names, ids, mask
+        )
     del model.graph.outputs[original:]
     return {value: _tensor(arrays[str(value.name)]) for value in values}
 

@@ -28,7 +28,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quantkit.errors import ProbeError, suggest
-from quantkit.models import attention_layout, attention_modules, layer_modules
+from quantkit.models import attention_layout, attention_modules, backbone, layer_modules
 from quantkit.probes.attention import AttentionLogits, LogitTransform, attend, split_maps
 from quantkit.probes.masks import LazyMask, lazy_mask_function
 
@@ -101,7 +101,8 @@ def attach(
     attachment = Attachment(hits={point: {} for point in points})
     state = _Padding()
     with ExitStack() as stack:
-        handle = model.register_forward_pre_hook(state.read, with_kwargs=True)
+        # on the backbone: it runs with the head and also where it is called alone
+        handle = backbone(model).register_forward_pre_hook(state.read, with_kwargs=True)
         stack.callback(handle.remove)
         if "hidden_state" in points:
             _hook_layers(model, points["hidden_state"], attachment, state, stack)
