@@ -135,7 +135,7 @@ def _first_token_share(tile: LogitTile, first: Tensor, real: Tensor) -> tuple[Te
     stop = min(int(first.max()) + high + 1 - tile.start, tile.logits.shape[2])
     if stop <= 0:
         return ()
-    masked = tile.logits[:, :, :stop].masked_fill(~tile.valid[:, :, :stop], float("-inf"))
+    masked = tile.logits[:, :, :stop].masked_fill(~tile.attended[:, :, :stop], float("-inf"))
     probabilities = torch.softmax(masked, dim=-1).nan_to_num(nan=0.0)
     query = torch.arange(tile.start, tile.start + stop)[None]
     rank = query - first[:, None]
@@ -146,6 +146,8 @@ def _first_token_share(tile: LogitTile, first: Tensor, real: Tensor) -> tuple[Te
 def _share(attention: Tensor, first: Tensor) -> Tensor:
     """Returns |a| of the first key over sum |a|: `[batch, heads, query]`."""
     size = attention.abs()
+    # a tile may end before the first token where padding is on the left: its rows do not count
+    first = first.clamp_max(size.shape[3] - 1)
     index = first[:, None, None, None].expand(*size.shape[:3], 1)
     total = size.sum(-1)
     return size.gather(3, index)[..., 0] / torch.where(total > 0, total, torch.ones_like(total))

@@ -146,9 +146,12 @@ class _Padding:
 def _refuse_unhookable(model: nn.Module) -> None:
     if isinstance(model, nn.DataParallel):
         raise ProbeError("DataParallel runs the model in threads, past the probes: unwrap it.")
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+    if any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    ):
         raise ProbeError(
-            "the model is compiled, and hooks added after torch.compile silently do not fire: "
+            "the model, or a part of it, is compiled: hooks added later silently do not fire; "
             "pass the model as it was before."
         )
 

@@ -28,12 +28,14 @@ class LogitTile:
         logits: float32 `[batch, heads, rows, key]`; `key` may end early where all that follows
             is masked.
         valid: bool `[batch, 1, rows, key]`: neither causally masked, nor outside a window, nor
-            padding on either side.
+            padding on either side. All True where masked entries are to be counted.
+        attended: What `valid` is where masked entries are not counted.
     """
 
     start: int
     logits: Tensor
     valid: Tensor
+    attended: Tensor
 
 
 LogitTransform = Callable[[LogitTile], Tensor]
@@ -86,10 +88,10 @@ class AttentionLogits:
             if self.real_queries is not None:
                 valid = valid & self.real_queries[:, None, start:stop, None]
             keys = shape[2] if self.all_entries else _last_valid(valid)
-            if self.all_entries:
-                valid = torch.ones_like(valid)
+            attended = valid[..., :keys]
+            valid = torch.ones_like(attended) if self.all_entries else attended
             logits = grouped_logits(self.query[:, :, start:stop], self.key[:, :, :keys], self.scale)
-            yield LogitTile(start=start, logits=logits, valid=valid[..., :keys])
+            yield LogitTile(start=start, logits=logits, valid=valid, attended=attended)
 
 
 def grouped_logits(query: Tensor, key: Tensor, scale: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,9 +163,8 @@ def test_unpadded_rows_agree_with_the_oracle(
     assert stats.summary.hidden_state.excluded == 0
 
 
-@pytest.mark.parametrize("batch_size", [3, 4])
-@pytest.mark.parametrize("kind", [TokenSlice, LeftPadded])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind, batch_size", [(TokenSlice, 3), (TokenSlice, 4), (LeftPadded, 4)])
+@pytest.mark.parametrize("family", ["gqa", "diffllama", "mistral_window"])
 def test_padding_changes_no_statistic(
     family: str, kind: type[TokenSlice], batch_size: int, make_family: Any, brute_force: Any
 ) -> None:
@@ -207,8 +207,8 @@ def test_smollm2_agrees_with_the_oracle(smollm2: LoadedModel, brute_force: Any) 
 @pytest.mark.parametrize("family", ["llama", "diffllama"])
 def test_sink_rate_is_neither_none_nor_all(family: str, make_family: Any, brute_force: Any) -> None:
     model = make_family(family)
-    rows = rows_of((70, 2, 3, 4, 5, 6, 9, 12))
-    rate = collect(loaded(model), sliced(rows), batch_size=4).summary.sink_rate
+    rows = rows_of((70, 2, 3, 4, 5, 6))
+    rate = collect(loaded(model), sliced(rows), batch_size=3).summary.sink_rate
     assert 0 < rate < 1
     assert rate == pytest.approx(brute_force(model, rows).sink_rate())
 
@@ -218,7 +218,7 @@ def test_lambdas_are_as_published_and_far_apart(make_family: Any, brute_force: A
     stored = brute_force(model, rows_of((4,)))
     found = [differential_lambda(layer.self_attn) for layer in model.model.layers]
     assert found == pytest.approx(stored.lambdas, rel=1e-5)
-    assert min(abs(one - two) for one, two in zip(found, found[1:], strict=False)) > 0.5
+    assert min(abs(one - two) for one, two in itertools.pairwise(found)) > 0.5
 
 
 @pytest.mark.parametrize("family", ["llama", "diffllama_gqa", "mistral_window"])

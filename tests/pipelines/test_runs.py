@@ -1,0 +1,104 @@
+"""Who owns a run folder: what goes on, what is done, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from quantkit.errors import InputError
+from quantkit.jobs import StatsJob, SweepJob
+from quantkit.pipelines.runs import RUN_FILE, RUN_SCHEMA, open_run
+from quantkit.results import read_plain
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StatsJob:
+    return StatsJob(model="tiny", samples=2, out=str(tmp_path / "run"))
+
+
+def test_a_new_folder_is_made_and_says_what_it_holds(job: StatsJob) -> None:
+    run = open_run("stats", job)
+    assert not run.finished
+    plain = read_plain(run.folder / RUN_FILE)
+    assert (plain["schema"], plain["command"]) == (RUN_SCHEMA, "stats")
+    assert plain["finished"] is False
+    assert plain["config"]["samples"] == 2
+    assert not {"out", "force"} & plain["config"].keys()
+
+
+def test_an_empty_folder_is_taken(job: StatsJob, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert open_run("stats", job).folder == tmp_path / "run"
+
+
+def test_the_same_config_unfinished_goes_on(job: StatsJob) -> None:
+    folder = open_run("stats", job).folder
+    (folder / "cells").mkdir()
+    (folder / "cells" / "a.json").write_text("{}")
+    again = open_run("stats", job)
+    assert not again.finished
+    assert (folder / "cells" / "a.json").exists()
+
+
+def test_the_same_config_finished_is_done(job: StatsJob) -> None:
+    run = open_run("stats", job)
+    (run.folder / "stats.json").write_text("{}")
+    run.finish()
+    again = open_run("stats", job)
+    assert again.finished
+    assert (run.folder / "stats.json").exists()
+    assert read_plain(run.folder / RUN_FILE)["finished"] is True
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_config_is_refused_and_nothing_touched(job: StatsJob, finished: bool) -> None:
+    run = open_run("stats", job)
+    (run.folder / "stats.json").write_text("{}")
+    if finished:
+        run.finish()
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    with pytest.raises(InputError, match=r"another run \(stats, config [0-9a-f]{10}\).*--force"):
+        open_run("stats", dataclasses.replace(job, samples=3))
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+
+
+def test_another_command_is_refused(job: StatsJob) -> None:
+    open_run("stats", job)
+    with pytest.raises(InputError, match="another run"):
+        open_run("sweep", SweepJob(models=("tiny",), out=job.out))
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_force_clears_results_and_keeps_what_is_not_ours(job: StatsJob, samples: int) -> None:
+    run = open_run("stats", job)
+    ours = ["stats.json", "ranges.json", "sweep.json", "model.onnx", "cells/a.json"]
+    ours.append("tiny/stats.json")
+    for name in (*ours, "notes.txt"):
+        path = run.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    run.finish()
+    forced = open_run("stats", dataclasses.replace(job, samples=samples, force=True))
+    assert not forced.finished
+    assert not [name for name in ours if (run.folder / name).exists()]
+    assert (run.folder / "notes.txt").exists()
+    assert read_plain(run.folder / RUN_FILE)["config"]["samples"] == samples
+
+
+def test_a_foreign_folder_is_refused(job: StatsJob, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="not empty and holds no run"):
+        open_run("stats", job)
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+    open_run("stats", dataclasses.replace(job, force=True))
+    assert (folder / "thesis.tex").read_text() == "mine"
+
+
+def test_a_file_is_refused(job: StatsJob, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(InputError, match="is a file; expected a folder"):
+        open_run("stats", job)
