@@ -1,8 +1,8 @@
 """A torch decoder -> a float ONNX graph -> a quantized one, and the proof of both."""
 
 from quantkit.exporting.float_export import DEFAULT_OPSET, export_float
+from quantkit.exporting.forced import StepAgreement, forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
-from quantkit.exporting.local_parity import LOCAL_TOLERANCE, QuantizerCheck, check_quantizers
 from quantkit.exporting.measure import ort_perplexity, paired_latency
 from quantkit.exporting.parity import (
     FLOAT_GATE,
@@ -24,12 +24,12 @@ __all__ = [
     "QUANTIZED_GATE",
     "Agreement",
     "Gate",
-    "QuantizerCheck",
+    "StepAgreement",
     "check_parity",
-    "check_quantizers",
     "compare_logits",
     "export_float",
     "find_logits",
+    "forced_parity",
     "load_graph",
     "match_linears",
     "ort_perplexity",

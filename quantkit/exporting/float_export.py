@@ -67,6 +67,7 @@ def export_float(
     config = OnnxConfig(dynamic=True, opset_version=opset)
     progress("exporting", 1, 3)
     with _quiet(), torch.no_grad():
+        exporter: Any = OnnxExporter()  # type: ignore[no-untyped-call]
         graph = exporter.export(model, sample, config).program
     strip_metadata(graph)
     _name_cache(graph)

@@ -23,11 +23,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import save_graph, scopes_of
 from quantkit.exporting.parity import QUANTIZED_GATE, Batch, Gate, compare_logits
-from quantkit.models import LoadedModel
 from quantkit.onnx_runtime import open_decoder
 from quantkit.probes import Activation, AttentionLogits, LogitTile, LogitTransform, attach
 from quantkit.quantization import fake_quantized, input_quantizer, logit_quantizer
@@ -88,7 +88,7 @@ class _Tap:
 
 def forced_parity(
     graph: ir.Model,
-    loaded: LoadedModel,
+    model: PreTrainedModel,
     recipe: Recipe,
     ranges: Mapping[str, Range],
     batch: Batch,
@@ -106,11 +106,12 @@ def forced_parity(
         InputError: a quantizer of the recipe that the graph does not hold, by name.
     """
     tapped = graph.clone()
-    names = {name for name, _ in loaded.model.named_modules()}
+    names = {name for name, _ in model.named_modules()}
     taps = _taps(tapped, names)
     with tempfile.TemporaryDirectory() as folder:
         logits, arrays = _run_tapped(save_graph(tapped, Path(folder)), batch, taps)
     steps: list[StepAgreement] = []
+    seen: set[tuple[str, int]] = set()
     points: dict[str, Any] = {}
 
     def tap(name: str) -> Tensor:
@@ -148,14 +149,15 @@ def forced_parity(
                 keep = tile.valid.expand_as(ours)
                 label = f"{name}/map {call.map}"
                 distance = (ours - part) / scale
-                steps.append(_steps(label, distance[keep]))
+                if (label, tile.start) not in seen:  # a layer may use its logits twice
+                    seen.add((label, tile.start))
+                    steps.append(_steps(label, distance[keep]))
                 return part
 
             return force
 
         points["attention_logit"] = force_logits
     weights = Recipe(weights=recipe.weights)
-    model = loaded.model
     with (
         torch.inference_mode(),
         fake_quantized(model, weights),

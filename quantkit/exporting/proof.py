@@ -101,10 +101,10 @@ def export_and_prove(
         model_path = save_graph(graph, folder)
         session = open_decoder(model_path)
         progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
-        forced, steps_of = forced_parity(graph, loaded, recipe, ranges.tensors, batch)
+        forced, steps_of = forced_parity(graph, loaded.model, recipe, ranges.tensors, batch)
         parity["quantized"] = [forced]
         write_json(folder / STEPS_FILE, {"schema": STEPS_SCHEMA, "quantizers": steps_of})
-        own = sensitivity(loaded, recipe, ranges.tensors, batch)
+        own = sensitivity(loaded.model, recipe, ranges.tensors, batch)
         parity["quantized, end to end"] = _parity(
             session, loaded, recipe, ranges.tensors, batch, widened(own)
         )

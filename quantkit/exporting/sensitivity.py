@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from quantkit.exporting.parity import QUANTIZED_GATE, Agreement, Batch, Gate, compare_logits
-from quantkit.models import LoadedModel
 from quantkit.probes import Activation, attach
 from quantkit.quantization import fake_quantized
 from quantkit.recipe import Recipe
@@ -27,13 +27,13 @@ ALLOWED_TIMES: Final = 4.0
 
 
 def sensitivity(
-    loaded: LoadedModel, recipe: Recipe, ranges: Mapping[str, Range], batch: Batch
+    model: PreTrainedModel, recipe: Recipe, ranges: Mapping[str, Range], batch: Batch
 ) -> Agreement:
     """Returns the worst agreement of the simulation with itself, perturbed; four forwards."""
-    reference = _forward(loaded, recipe, ranges, batch, None)
+    reference = _forward(model, recipe, ranges, batch, None)
     found = [
         compare_logits(
-            reference, _forward(loaded, recipe, ranges, batch, seed), batch.attention_mask
+            reference, _forward(model, recipe, ranges, batch, seed), batch.attention_mask
         )
         for seed in SEEDS
     ]
@@ -54,7 +54,7 @@ def widened(own: Agreement, gate: Gate = QUANTIZED_GATE) -> Gate:
 
 
 def _forward(
-    loaded: LoadedModel,
+    model: PreTrainedModel,
     recipe: Recipe,
     ranges: Mapping[str, Range],
     batch: Batch,
@@ -68,7 +68,6 @@ def _forward(
         noise = torch.randn(visit.tensor.shape, generator=generator)
         return visit.tensor * (1 + PERTURBATION * noise)
 
-    model = loaded.model
     with (
         torch.inference_mode(),
         fake_quantized(model, recipe, ranges),

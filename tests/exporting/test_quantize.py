@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from quantkit.errors import InputError
 from quantkit.exporting import (
     QUANTIZED_GATE,
-    QuantizerCheck,
+    StepAgreement,
     check_parity,
-    check_quantizers,
     find_logits,
+    forced_parity,
     load_graph,
     match_linears,
     quantize_graph,
@@ -62,14 +62,9 @@ def parity(case: Exported, recipe: str, path: Path) -> list[Parity]:
         return check_parity(open_decoder(path), case.forward, case.batches, QUANTIZED_GATE)
 
 
-def local(case: Exported, recipe: str, path: Path) -> list[QuantizerCheck]:
-    return check_quantizers(
-        path,
-        case.batches[0],
-        module_linears=case.linears,
-        recipe=Recipe.parse(recipe),
-        ranges=case.ranges,
-    )
+def forced(case: Exported, recipe: str, path: Path) -> tuple[Parity, list[StepAgreement]]:
+    graph = load_graph(path)
+    return forced_parity(graph, case.model, Recipe.parse(recipe), case.ranges, case.batches[0])
 
 
 def run_values(
@@ -255,35 +250,51 @@ def test_a_wrong_scale_fails_the_gate(
     assert not any(run.passed for run in parity(case, recipe, planted(good, scale, factor)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", ["w8a8+logits8:head:static", "w8a8+logits4:tensor:static"])
+def test_every_quantizer_agrees_step_by_step(
+    exported: Callable[[str], Exported], kind: str, recipe: str, tmp_path: Path
+) -> None:
+    case = exported(kind)
+    parity, steps = forced(case, recipe, build(case, recipe, tmp_path))
+    assert parity.passed, steps[:3]
+    maps = 2 if kind == "diff" else 1
+    assert len(steps) == len(case.linears) + 2 * maps  # two layers
+    assert {step.name for step in steps} >= {f"linear_input/{name}" for name in case.linears}
+
+
 @pytest.mark.parametrize(
     ("scale", "place"),
     [
         (
             "linear_input/model.layers.0.mlp.down_proj/scale",
-            "linear/model.layers.0.mlp.down_proj",
+            "linear_input/model.layers.0.mlp.down_proj",
         ),
-        ("model.layers.1.self_attn.o_proj.weight_scale", "linear/model.layers.1.self_attn.o_proj"),
-        ("attention_logit/1/scale", "attention_logit/1"),
+        # a weight shows where its output is quantized next
+        (
+            "model.layers.1.mlp.up_proj.weight_scale",
+            "linear_input/model.layers.1.mlp.down_proj",
+        ),
+        ("attention_logit/1/scale", "attention_logit/1/map 1"),
     ],
 )
 def test_a_scale_that_is_a_little_wrong_is_found_by_name(
     exported: Callable[[str], Exported], scale: str, place: str, tmp_path: Path
 ) -> None:
     case, recipe = exported("diff"), "w8a8+logits8:head:static"
-    path = planted(build(case, recipe, tmp_path), scale, 1.01)
-    failed = [check.name for check in local(case, recipe, path) if not check.passed]
-    assert failed == [place]
+    path = planted(build(case, recipe, tmp_path), scale, 1.05)
+    parity, steps = forced(case, recipe, path)
+    assert not parity.passed
+    assert steps[0].name == place
+    assert not steps[0].passed
 
 
 def test_a_quantizer_that_is_not_there_is_named(
     exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     case = exported("llama")
-    path = build(case, "a8", tmp_path)
-    with pytest.raises(InputError, match=r"q_proj.* is not quantized"):
-        local(case, "w8a8", path)
-    with pytest.raises(InputError, match="no quantized logits"):
-        local(case, "a8+logits8:head:static", path)
+    with pytest.raises(InputError, match=r"no quantizer 'attention_logit/0'"):
+        forced(case, "w8a8+logits8:head:static", build(case, "w8a8", tmp_path))
 
 
 def test_a_linear_layer_that_the_graph_lacks_is_named(

@@ -25,9 +25,7 @@ RECIPES = logit_recipes((16, 4, 3), ("tensor", "row"))
 def text() -> TokenSlice:
     generator = torch.Generator().manual_seed(3)
     ids = tuple(torch.randint(0, 257, (n,), generator=generator) for n in (24, 9, 17, 24, 2))
-    return TokenSlice(
-        source="random", source_sha256="0", ids=ids, seq_len=24, skip=0, bos="never"
-    )
+    return TokenSlice(source="random", source_sha256="0", ids=ids, seq_len=24, skip=0, bos="never")
 
 
 @pytest.fixture
@@ -43,9 +41,7 @@ def loaded(tiny_llama: LlamaForCausalLM) -> LoadedModel:
 def run(
     loaded: LoadedModel, text: TokenSlice, store: Path, progress: Progress = silent, seed: int = 0
 ) -> tuple[list[Cell], list[Delta]]:
-    return run_cells(
-        loaded, text, RECIPES, batch_size=2, seed=seed, store=store, progress=progress
-    )
+    return run_cells(loaded, text, RECIPES, batch_size=2, seed=seed, store=store, progress=progress)
 
 
 def block_nll(loaded: LoadedModel, text: TokenSlice, recipe: Any) -> tuple[list[float], list[int]]:
