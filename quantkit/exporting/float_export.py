@@ -63,7 +63,6 @@ def export_float(
         raise InputError(f"export takes a float32 model, got {model.dtype}: load it in float32.")
     progress("exporting", 0, 3)
     sample = _sample(model)
-    exporter: Any = OnnxExporter()  # type: ignore[no-untyped-call]
     config = OnnxConfig(dynamic=True, opset_version=opset)
     progress("exporting", 1, 3)
     with _quiet(), torch.no_grad():

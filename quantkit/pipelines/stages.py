@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
 from quantkit.calibration import observation_tensors, observe, ranges_of
-from quantkit.errors import GateError
+from quantkit.errors import GateError, InputError
 from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
 from quantkit.models import LoadedModel, load
@@ -122,6 +122,11 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
                 job.eval_samples,
                 job.bos,
             )
+            if any(loaded.name == other.name for other, _ in pairs):
+                raise InputError(
+                    f"two models are called {loaded.name!r}: expected different folder names, since "
+                    "each has its own folder in the run. Rename one."
+                )
             folder = run.folder / loaded.name
             _stats(loaded, calib, folder, job.batch_size, progress)
             ranges = _ranges(loaded, calib, folder, job.batch_size, progress)

@@ -99,8 +99,8 @@ def test_parity_with_the_simulation(
     assert {opset.domain for opset in onnx.load(str(path)).opset_import} == {""}
     found = parity(case, recipe, path)
     assert all(run.passed for run in found), found
-    checks = local(case, recipe, path)
-    assert all(check.passed and check.elements for check in checks), checks
+    whole, steps = forced(case, recipe, path)
+    assert whole.passed, steps[:3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
