@@ -110,7 +110,7 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     """
     run = open_run("compare", job)
     if not run.finished:
-        pairs = []
+        pairs: list[tuple[LoadedModel, TokenSlice]] = []
         for name in job.models:
             loaded = load(name, dtype=job.dtype, device=job.device)
             calib, evaluation = _two_slices(
@@ -124,8 +124,8 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
             )
             if any(loaded.name == other.name for other, _ in pairs):
                 raise InputError(
-                    f"two models are called {loaded.name!r}: expected different folder names, since "
-                    "each has its own folder in the run. Rename one."
+                    f"two models are called {loaded.name!r}: expected different folder names, "
+                    "since each has its own folder in the run. Rename one."
                 )
             folder = run.folder / loaded.name
             _stats(loaded, calib, folder, job.batch_size, progress)
