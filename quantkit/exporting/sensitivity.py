@@ -22,7 +22,7 @@ from quantkit.results import Range
 PERTURBATION: Final = 1e-5
 """Relative, on the first layer's output: about what two float32 programs differ by there."""
 SEEDS: Final = (0, 1, 2)
-ALLOWED_TIMES: Final = 4.0
+ALLOWED_TIMES: Final = 2.0
 """How many times its own disagreement a graph may disagree with the simulation."""
 
 

@@ -104,14 +104,17 @@ def _export(run: Run) -> str:
 
 
 def _export_part(result: Export) -> str:
-    checks = [check for checks in result.parity.values() for check in checks]
+    # what is compared step by step; end to end, the model's own sensitivity stands beside it
+    proofs = [result.parity.get(name, []) for name in ("float", "quantized")]
+    checks = [check for checks in proofs for check in checks]
     text = f"the {result.recipe} export of {result.model.name} "
     text += "passed its gates" if result.passed else "FAILED its gates"
     if checks:
         cosine = min(check.cosine for check in checks)
         top1 = min(check.top1_agreement for check in checks)
         text += f" (lowest cosine {number(cosine, 6)}, lowest top-1 agreement {share(top1)})"
-    text += f", takes {size(sum(file.bytes for file in result.files))}"
+    shipped = [file for file in result.files if not file.name.startswith("float/")]
+    text += f", takes {size(sum(file.bytes for file in shipped or result.files))}"
     float_ms = result.latency_ms.get("float", math.nan)
     quantized_ms = result.latency_ms.get("quantized", math.nan)
     if float_ms > 0 and quantized_ms > 0:

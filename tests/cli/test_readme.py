@@ -1,0 +1,32 @@
+"""The README names every command and every module, and nothing that is not there."""
+
+import re
+from pathlib import Path
+
+from typer.main import get_command
+
+from quantkit.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_command_is_in_the_table_and_no_other() -> None:
+    commands = set(get_command(app).commands)
+    named = set(re.findall(r"^\| `quantkit (\w+)", README, flags=re.MULTILINE))
+    assert named == commands
+
+
+def test_every_module_is_named() -> None:
+    modules = [path for path in (ROOT / "quantkit").rglob("*.py") if path.stem[0] != "_"]
+    in_cli = [path for path in modules if path.parent.name == "cli"]
+    stems = {path.stem for path in modules if path not in in_cli}
+    missing = sorted(stem for stem in stems if not re.search(rf"\b{stem}\b", README))
+    assert not missing
+
+
+def test_the_makefile_runs_what_the_example_says() -> None:
+    recipe = re.sub(r"\s*\\\n\s*", " ", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    shown = re.search(r"`(quantkit compare smollm2[^`]*)`", README)
+    assert shown is not None
+    assert re.sub(r"\s+", " ", shown[1]) in recipe
