@@ -60,6 +60,7 @@ class StatsJob:
 
     def __post_init__(self) -> None:
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        _check_cpu(self.device)
         _check_positive("samples", self.samples)
 
 
@@ -81,6 +82,7 @@ class CalibrateJob:
 
     def __post_init__(self) -> None:
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        _check_cpu(self.device)
         _check_positive("samples", self.samples)
         _check_choice("method", self.method, METHODS)
 
@@ -112,6 +114,7 @@ class SweepJob:
     def __post_init__(self) -> None:
         _check_models(self.models)
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        _check_cpu(self.device)
         _check_positive("samples", self.samples)
         _check_positive("calib-samples", self.calib_samples, least=0)
         _check_grid(self.bits, self.granularity)
@@ -144,11 +147,12 @@ class ExportJob:
 
     def __post_init__(self) -> None:
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        _check_cpu(self.device)
         _check_positive("samples", self.samples)
         _check_positive("eval-samples", self.eval_samples)
         _check_choice("opset", self.opset, OPSETS)
         _check_choice("attention-bits", self.attention_bits, ATTENTION_BITS)
-        _ = self.full_recipe
+        _check_export(self.full_recipe, self.dtype, self.seq_len)
 
     @property
     def full_recipe(self) -> Recipe:
@@ -185,12 +189,13 @@ class CompareJob:
     def __post_init__(self) -> None:
         _check_models(self.models)
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        _check_cpu(self.device)
         _check_positive("calib-samples", self.calib_samples)
         _check_positive("eval-samples", self.eval_samples)
         _check_grid(self.bits, self.granularity)
         _check_choice("opset", self.opset, OPSETS)
         _check_choice("attention-bits", self.attention_bits, ATTENTION_BITS)
-        _ = self.full_recipe
+        _check_export(self.full_recipe, self.dtype, self.seq_len)
 
     @property
     def full_recipe(self) -> Recipe:
@@ -246,6 +251,25 @@ def _check_common(seq_len: int, batch_size: int, dtype: str, bos: str) -> None:
     _check_positive("batch-size", batch_size)
     _check_choice("dtype", dtype, DTYPES)
     _check_choice("bos", bos, BOS)
+
+
+def _check_export(recipe: Recipe, dtype: str, seq_len: int) -> None:
+    """Raises InputError for what an export would refuse after minutes of other work."""
+    if recipe.logits is not None and recipe.logits.range == "dynamic":
+        raise InputError(
+            f"recipe {recipe}: a graph takes static ranges of logits; write "
+            f"logits{recipe.logits.bits}:head:static, or use --attention-bits."
+        )
+    if dtype != "float32":
+        raise InputError(f"export takes float32 models, got --dtype {dtype}.")
+    if seq_len < 4:
+        raise InputError(f"export takes --seq-len 4 or more, got {seq_len}.")
+
+
+def _check_cpu(device: str) -> None:
+    """Raises InputError for a device on which this version has not been verified."""
+    if device != "cpu":
+        raise InputError(f"--device takes 'cpu' in this version, got {device!r}.")
 
 
 def _check_positive(name: str, value: int, least: int = 1) -> None:

@@ -107,7 +107,7 @@ def _quantized_weights(model: PreTrainedModel, bits: int, quantizers: Quantizers
             quantizers.weights[name] = weight.numel()
         yield
     finally:
-        for name, weight in originals.items():
+        for name, weight in reversed(originals.items()):  # modules may share a weight
             modules[name].weight.data = weight
 
 

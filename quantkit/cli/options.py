@@ -48,7 +48,7 @@ Dtype = Annotated[
     str, typer.Option("--dtype", metavar="TYPE", help=f"Computed in: {', '.join(DTYPES)}.")
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="Computed on: cpu, cuda, cuda:1.")
+    str, typer.Option("--device", metavar="DEVICE", help="Computed on: cpu (others come later).")
 ]
 Bos = Annotated[
     str,

@@ -271,6 +271,6 @@ def _state_entry(
 
 def _token(loaded: LoadedModel, text: TokenSlice, sequence: int, position: int) -> str | None:
     """Returns the text of one token; slices are padded on the right, so positions are indices."""
-    if loaded.tokenizer is None:
-        return None
+    if loaded.tokenizer is None or position >= len(text.ids[sequence]):
+        return None  # padding is seen where masked entries are asked for
     return str(loaded.tokenizer.decode([int(text.ids[sequence][position])]))

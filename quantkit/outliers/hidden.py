@@ -72,9 +72,12 @@ class HiddenStatistics:
         tokens = states[positions]
         counts = outlier_feature_counts(tokens)
         self.feature_counts[layer] = self.feature_counts.get(layer, 0) + counts
-        found = massive_mask(tokens).nonzero()
-        self.massive += len(found)
-        for row, channel in found[: 10 * _KEPT].tolist():
+        mask = massive_mask(tokens)
+        self.massive += int(mask.sum())
+        size = tokens.abs().masked_fill(~mask, 0.0).reshape(-1)
+        largest = size.topk(min(_KEPT, size.numel(), int(mask.sum()))).indices
+        for index in largest.tolist():
+            row, channel = divmod(index, tokens.shape[1])
             value = float(tokens[row, channel])
             place = pack(torch.tensor(sequence), positions[row], torch.tensor(channel))
             self.massive_top.append((abs(value), value, layer, int(place)))

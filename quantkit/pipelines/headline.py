@@ -9,6 +9,8 @@ from quantkit.results import Cell, Delta
 
 MARGIN_FRAC: Final = 0.01
 """Non-inferiority margin for perplexity, fixed beforehand: 1 % of the float row's."""
+LEAST_BLOCKS: Final = 4
+"""Below this many blocks a bootstrap interval says nothing, and no row is called level."""
 
 
 def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
@@ -30,6 +32,7 @@ def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
             if delta.model == model
             and delta.recipe in quantized
             and delta.ci_high <= MARGIN_FRAC * base
+            and delta.n >= LEAST_BLOCKS
         ]
         if not quantized:
             said.append(f"{model}: float perplexity {base:.2f}; no quantized logits were tried.")

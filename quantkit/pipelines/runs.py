@@ -59,9 +59,10 @@ def open_run(command: str, job: Job) -> Run:
             _clear(folder)
         else:
             finished = bool(plain.get("finished"))
-    elif folder.is_dir() and any(folder.iterdir()) and not job.force:
+    elif folder.is_dir() and any(folder.iterdir()):
         raise InputError(
-            f"{folder} is not empty and holds no run of quantkit: name another --out, or --force."
+            f"{folder} is not empty and holds no run of quantkit, so nothing in it is touched: "
+            "name another --out."
         )
     if not finished:
         _write(folder, command, job, finished=False)
@@ -70,11 +71,13 @@ def open_run(command: str, job: Job) -> Run:
 
 def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
-    names = ("stats.json", "ranges.json", "observations.safetensors", "sweep.json", "export.json")
+    results = ("stats.json", "ranges.json", "observations.safetensors", "sweep.json")
+    names = (*results, "export.json", "quantizers.json")
     reports = ("report.html", "report.md", RUN_FILE)
     for path in (folder / name for name in (*names, *reports)):
         path.unlink(missing_ok=True)
-    for path in [folder / "cells", *folder.glob("model*.onnx*"), *_model_folders(folder)]:
+    folders = [folder / "cells", folder / "float"]
+    for path in [*folders, *folder.glob("model*.onnx*"), *_model_folders(folder)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -82,7 +85,9 @@ def _clear(folder: Path) -> None:
 
 
 def _model_folders(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob("*/stats.json")]
+    """Returns the models' folders of a `compare` run; a folder with its own run is not one."""
+    found = [path.parent for path in folder.glob("*/stats.json")]
+    return [path for path in found if not (path / RUN_FILE).exists()]
 
 
 def _write(folder: Path, command: str, job: Job, *, finished: bool) -> None:

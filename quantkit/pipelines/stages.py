@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors.torch import save_file
 
@@ -22,6 +24,8 @@ from quantkit.progress import Progress, silent
 from quantkit.results import Export, Ranges, Stats, Sweep, read_json, write_json
 from quantkit.results.environment import environment
 from quantkit.sweeps import logit_recipes, run_cells
+
+T = TypeVar("T", Stats, Ranges, Export)
 
 
 def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
@@ -55,10 +59,8 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
     run = open_run("sweep", job)
     if not run.finished:
         skip = job.calib_samples if job.calib == job.eval else 0
-        models = {}
-        for name in job.models:
-            loaded = load(name, dtype=job.dtype, device=job.device)
-            models[name] = loaded
+        models = {name: load(name, dtype=job.dtype, device=job.device) for name in job.models}
+        _require_names(list(models.values()))
         texts = {
             name: text_slice(
                 job.eval,
@@ -111,8 +113,9 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     run = open_run("compare", job)
     if not run.finished:
         pairs: list[tuple[LoadedModel, TokenSlice]] = []
-        for name in job.models:
-            loaded = load(name, dtype=job.dtype, device=job.device)
+        models = [load(name, dtype=job.dtype, device=job.device) for name in job.models]
+        _require_names(models)
+        for loaded in models:
             calib, evaluation = _two_slices(
                 loaded,
                 job.text,
@@ -122,11 +125,6 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
                 job.eval_samples,
                 job.bos,
             )
-            if any(loaded.name == other.name for other, _ in pairs):
-                raise InputError(
-                    f"two models are called {loaded.name!r}: expected different folder names, "
-                    "since each has its own folder in the run. Rename one."
-                )
             folder = run.folder / loaded.name
             _stats(loaded, calib, folder, job.batch_size, progress)
             ranges = _ranges(loaded, calib, folder, job.batch_size, progress)
@@ -170,6 +168,30 @@ def _two_slices(
     return first, second
 
 
+def _same_source(path: Path, found: T, loaded: LoadedModel, text: TokenSlice) -> T:
+    """Returns what an earlier run of the same config left, if model and text are still the same."""
+    for what, then, now in (
+        ("model", found.model.sha256, loaded.sha256),
+        ("text", found.data.sha256, text.sha256),
+    ):
+        if then != now:
+            raise InputError(
+                f"{path} was made from another {what} (sha256 {then[:10]}, now {now[:10]}): the "
+                f"{what} changed since. Name another --out, or --force."
+            )
+    return found
+
+
+def _require_names(models: Sequence[LoadedModel]) -> None:
+    names = [loaded.name for loaded in models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"two models are called {twice[0]!r}: expected different names, since results are "
+            "kept by name. Rename one of the folders."
+        )
+
+
 def _stats(
     loaded: LoadedModel,
     text: TokenSlice,
@@ -181,7 +203,7 @@ def _stats(
 ) -> Stats:
     path = folder / "stats.json"
     if path.exists():
-        return read_json(path, Stats)
+        return _same_source(path, read_json(path, Stats), loaded, text)
     stats = collect(
         loaded, text, batch_size=batch_size, count_masked=count_masked, progress=progress
     )
@@ -194,7 +216,7 @@ def _ranges(
 ) -> Ranges:
     path = folder / "ranges.json"
     if path.exists():
-        return read_json(path, Ranges)
+        return _same_source(path, read_json(path, Ranges), loaded, text)
     observed = observe(loaded, text, batch_size=batch_size, progress=progress)
     ranges = ranges_of(observed, loaded, text, batch_size=batch_size)
     folder.mkdir(parents=True, exist_ok=True)
@@ -260,7 +282,7 @@ def _export(
 ) -> Export:
     path = folder / "export.json"
     if path.exists():
-        return read_json(path, Export)
+        return _same_source(path, read_json(path, Export), loaded, evaluation)
     exported = export_and_prove(
         loaded,
         evaluation,
@@ -278,12 +300,14 @@ def _export(
 def _require_passed(folder: Path) -> None:
     export = read_json(folder / "export.json", Export)
     if not export.passed:
-        worst = min(
-            (parity for parities in export.parity.values() for parity in parities),
-            key=lambda parity: parity.cosine,
-        )
+        failed = [
+            f"{name} (batch {parity.batch}, {parity.seq_len} tokens: cosine {parity.cosine:.6f}, "
+            f"top-1 agreement {parity.top1_agreement:.4f})"
+            for name, parities in export.parity.items()
+            for parity in parities
+            if not parity.passed
+        ]
         raise GateError(
-            f"{folder}: the exported graph is outside the parity gates (worst cosine "
-            f"{worst.cosine:.6f}, top-1 agreement {worst.top1_agreement:.4f} against "
-            f"{worst.reference}); the files stay, see export.json."
+            f"{folder}: the exported graph is outside the parity gates: {failed[0]}; the files "
+            "stay, see export.json and quantizers.json."
         )

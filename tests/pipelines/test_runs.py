@@ -94,8 +94,23 @@ def test_a_foreign_folder_is_refused(job: StatsJob, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty and holds no run"):
         open_run("stats", job)
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+    with pytest.raises(InputError, match="nothing in it is touched"):
+        open_run("stats", dataclasses.replace(job, force=True))
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_force_clears_graphs_and_leaves_other_runs(job: StatsJob, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    open_run("stats", job)
+    for name in ("float/model.onnx", "quantizers.json", "model.onnx", "model.onnx.data"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("old")
+    for name in ("model/stats.json", "another run/stats.json", "another run/run.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
     open_run("stats", dataclasses.replace(job, force=True))
-    assert (folder / "thesis.tex").read_text() == "mine"
+    left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+    assert left == ["another run/run.json", "another run/stats.json", "run.json"]
 
 
 def test_a_file_is_refused(job: StatsJob, tmp_path: Path) -> None:

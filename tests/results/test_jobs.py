@@ -57,6 +57,11 @@ def test_default_out_names_the_models() -> None:
             lambda: ExportJob(model="m", recipe="logits4", attention_bits=8), "already", id="both"
         ),
         pytest.param(lambda: CompareJob(models=("m",), eval_samples=0), "--eval", id="eval"),
+        pytest.param(
+            lambda: ExportJob(model="m", recipe="logits6:row"), "static ranges", id="dynamic"
+        ),
+        pytest.param(lambda: ExportJob(model="m", dtype="bfloat16"), "float32", id="dtype"),
+        pytest.param(lambda: StatsJob(model="m", device="cuda"), "--device", id="device"),
     ],
 )
 def test_a_wrong_job_is_not_made(make: object, said: str) -> None:
@@ -68,4 +73,5 @@ def test_attention_bits_enter_the_recipe() -> None:
     assert str(ExportJob(model="m").full_recipe) == "w8a8"
     eight = ExportJob(model="m", attention_bits=8)
     assert str(eight.full_recipe) == "w8a8+logits8:head:static"
-    assert str(ExportJob(model="m", recipe="logits6:row").full_recipe) == "logits6:row"
+    static = ExportJob(model="m", recipe="logits6:tensor:static")
+    assert str(static.full_recipe) == "logits6:tensor:static"
