@@ -255,11 +255,7 @@ def _check_common(seq_len: int, batch_size: int, dtype: str, bos: str) -> None:
 
 def _check_export(recipe: Recipe, dtype: str, seq_len: int) -> None:
     """Raises InputError for what an export would refuse after minutes of other work."""
-    if recipe.logits is not None and recipe.logits.range == "dynamic":
-        raise InputError(
-            f"recipe {recipe}: a graph takes static ranges of logits; write "
-            f"logits{recipe.logits.bits}:head:static, or use --attention-bits."
-        )
+    recipe.require_static_logits()
     if dtype != "float32":
         raise InputError(f"export takes float32 models, got --dtype {dtype}.")
     if seq_len < 4:

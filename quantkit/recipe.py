@@ -119,6 +119,14 @@ class Recipe:
         static_logits = self.logits is not None and self.logits.range == "static"
         return self.activations is not None or static_logits
 
+    def require_static_logits(self) -> None:
+        """Raises InputError if the logits have a dynamic range, which a graph cannot hold."""
+        if self.logits is not None and self.logits.range == "dynamic":
+            raise InputError(
+                f"recipe {self}: a graph takes static ranges of logits; write "
+                f"logits{self.logits.bits}:head:static, or use --attention-bits."
+            )
+
     def __str__(self) -> str:
         linear = "" if self.weights is None else f"w{self.weights}"
         linear += "" if self.activations is None else f"a{self.activations}"

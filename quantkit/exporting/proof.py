@@ -6,16 +6,14 @@ Runtime. Memory: the weights twice, and one batch's vocabulary logits.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quantkit.calib_sets import TokenSlice
-from quantkit.errors import InputError
+from quantkit.calib_sets import TokenBatch, TokenSlice
 from quantkit.exporting.float_export import export_float
 from quantkit.exporting.forced import forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
@@ -23,7 +21,7 @@ from quantkit.exporting.measure import ort_perplexity, paired_latency
 from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
 from quantkit.exporting.quantize import quantize_graph
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
-from quantkit.models import LoadedModel
+from quantkit.models import LoadedModel, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.probes import linear_modules
 from quantkit.progress import Progress, silent
@@ -47,14 +45,6 @@ PARITY_TOKENS = 128
 LATENCY_TOKENS = 256
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PaddedBatch:
-    """Two held-out sequences of different lengths, padded on the right."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-
-
 def export_and_prove(
     loaded: LoadedModel,
     evaluation: TokenSlice,
@@ -74,11 +64,7 @@ def export_and_prove(
     Raises:
         InputError: what the recipe needs is missing from the ranges, or it cannot be exported.
     """
-    if recipe.logits is not None and recipe.logits.range == "dynamic":
-        raise InputError(
-            f"recipe {recipe}: a graph takes static ranges of logits; write "
-            f"logits{recipe.logits.bits}:head:static, or use --attention-bits."
-        )
+    recipe.require_static_logits()
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     float_path = folder / FLOAT_FOLDER / MODEL_FILE
@@ -138,16 +124,11 @@ def export_and_prove(
     )
 
 
-def parity_batch(text: TokenSlice) -> PaddedBatch:
+def parity_batch(text: TokenSlice) -> TokenBatch:
     """Returns up to two held-out sequences, the second a quarter shorter and padded."""
     first = text.ids[0][:PARITY_TOKENS]
     second = text.ids[min(1, text.sequences - 1)][: max(4, len(first) * 3 // 4)]
-    ids = torch.zeros(2, max(len(first), len(second)), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, block in enumerate((first, second)):
-        ids[row, : len(block)] = block
-        mask[row, : len(block)] = 1
-    return PaddedBatch(input_ids=ids, attention_mask=mask)
+    return next(dataclasses.replace(text, ids=(first, second)).batches(2))
 
 
 def _parity(
@@ -155,7 +136,7 @@ def _parity(
     loaded: LoadedModel,
     recipe: Recipe,
     ranges: Mapping[str, Range],
-    batch: PaddedBatch,
+    batch: TokenBatch,
     gate: Gate,
 ) -> list[Parity]:
     model = loaded.model
@@ -174,7 +155,7 @@ def _parity(
     return check_parity(session, forward, [batch], gate, reference=reference)
 
 
-def _own_parity(own: Agreement, batch: PaddedBatch) -> Parity:
+def _own_parity(own: Agreement, batch: TokenBatch) -> Parity:
     """Returns the sensitivity as an entry beside the others; it is context and always passes."""
     return Parity(
         reference=f"torch simulation, first layer's output moved by {PERTURBATION:g}",
@@ -189,17 +170,11 @@ def _own_parity(own: Agreement, batch: PaddedBatch) -> Parity:
 
 
 def _files(folder: Path) -> list[FileInfo]:
-    found = []
-    for path in sorted(folder.glob("**/model.onnx*")):
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-        found.append(
-            FileInfo(
-                name=path.relative_to(folder).as_posix(),
-                bytes=path.stat().st_size,
-                sha256=digest.hexdigest(),
-            )
+    return [
+        FileInfo(
+            name=path.relative_to(folder).as_posix(),
+            bytes=path.stat().st_size,
+            sha256=sha256_of(path),
         )
-    return found
+        for path in sorted(folder.glob("**/model.onnx*"))
+    ]

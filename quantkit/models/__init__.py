@@ -9,7 +9,7 @@ from quantkit.models.families import (
     layer_modules,
 )
 from quantkit.models.loading import LoadedModel, load
-from quantkit.models.shipped import SHIPPED, cache_dir
+from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
 
 __all__ = [
     "SHIPPED",
@@ -22,4 +22,5 @@ __all__ = [
     "differential_lambda",
     "layer_modules",
     "load",
+    "sha256_of",
 ]

@@ -195,7 +195,6 @@ def _logit_groups(
         for token_class, bundle in parts.items():
             for head in range(bundle.minmax.groups):
                 shared: dict[str, Any] = figures(bundle, head)
-                entries = _entries(loaded, text, bundle, head, layer, is_key=True)
                 groups.append(
                     GroupStats(
                         layer=layer,
@@ -203,7 +202,11 @@ def _logit_groups(
                         map=map_,
                         token_class=token_class,  # type: ignore[arg-type]  # keys of `parts`
                         inf_norm_mean=float(mean[head]) if token_class == "all" else None,
-                        top=entries[:1] if token_class == "all" else [],
+                        top=(
+                            _entries(loaded, text, bundle, head, layer, count=1, is_key=True)
+                            if token_class == "all"
+                            else []
+                        ),
                         **shared,
                     )
                 )
@@ -229,7 +232,11 @@ def _state_groups(
                     map=None,
                     token_class=token_class,  # type: ignore[arg-type]  # keys of `parts`
                     inf_norm_mean=states.inf_norm[layer] / text.sequences if is_all else None,
-                    top=_entries(loaded, text, bundle, 0, layer, is_key=False) if is_all else [],
+                    top=(
+                        _entries(loaded, text, bundle, 0, layer, count=_ENTRIES, is_key=False)
+                        if is_all
+                        else []
+                    ),
                     **shared,
                 )
             )
@@ -237,11 +244,17 @@ def _state_groups(
 
 
 def _entries(
-    loaded: LoadedModel, text: TokenSlice, bundle: Bundle, group: int, layer: int, *, is_key: bool
+    loaded: LoadedModel,
+    text: TokenSlice,
+    bundle: Bundle,
+    group: int,
+    layer: int,
+    *,
+    count: int,
+    is_key: bool,
 ) -> list[TopEntry]:
     found = []
-    count = min(_ENTRIES, int(bundle.minmax.count[group]))
-    for rank in range(count):
+    for rank in range(min(count, int(bundle.minmax.count[group]))):
         value = float(bundle.topk.signed[group, rank])
         tag = int(bundle.topk.tags[group, rank])
         if is_key:
