@@ -11,10 +11,12 @@ from quantkit.probes.attach import (
 from quantkit.probes.attention import (
     TILE_ROWS,
     AttentionLogits,
+    LogitBlock,
     LogitTile,
     LogitTransform,
     grouped_logits,
 )
+from quantkit.probes.masks import Spans
 
 __all__ = [
     "POINTS",
@@ -23,8 +25,10 @@ __all__ = [
     "Attachment",
     "AttentionLogits",
     "Hits",
+    "LogitBlock",
     "LogitTile",
     "LogitTransform",
+    "Spans",
     "attach",
     "grouped_logits",
     "linear_modules",

@@ -7,16 +7,19 @@ softcap and softmax, in float32. Nothing of size query x key is ever held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from quantkit.probes.masks import LazyMask, valid_rows
+from quantkit.probes.masks import LazyMask, Spans, valid_rows
 
 TILE_ROWS: Final = 128
 """Query rows per tile: 8 heads x 128 x 8,192 keys of float32 take 34 MB."""
+BLOCK_ELEMENTS: Final = 1 << 20
+"""Logits per block: 4 MB of float32, about what the second-level caches of two cores hold."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,8 +30,8 @@ class LogitTile:
         start: Index of the first query row.
         logits: float32 `[batch, heads, rows, key]`; `key` may end early where all that follows
             is masked.
-        valid: bool `[batch, 1, rows, key]`: neither causally masked, nor outside a window, nor
-            padding on either side. All True where masked entries are to be counted.
+        valid: bool `[batch, heads or 1, rows, key]`: neither causally masked, nor outside a
+            window, nor padding on either side. All True where masked entries are to be counted.
         attended: What `valid` is where masked entries are not counted.
     """
 
@@ -43,16 +46,47 @@ LogitTransform = Callable[[LogitTile], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LogitBlock:
+    """Some query rows of some heads of one sequence; the memory is used again for the next block.
+
+    Attributes:
+        sequence: Index in the batch; `head`: index of the first head.
+        row, column: The query and the key that `logits[:, 0, 0]` stands for.
+        logits: float32 `[heads, rows, keys]`, contiguous.
+        lo, hi: int64 `[rows]`: the valid keys of a row are `lo <= key < hi`, in columns of
+            `logits`; none where `lo == hi`.
+        valid: bool `[heads or 1, rows, keys]` where a row's valid keys have holes, else None.
+    """
+
+    sequence: int
+    head: int
+    row: int
+    column: int
+    logits: Tensor
+    lo: Tensor
+    hi: Tensor
+    valid: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionLogits:
-    """One attention map of one layer in one forward pass; `tiles()` computes it.
+    """One attention map of one layer in one forward pass; `tiles()` or `blocks()` compute it.
 
     Attributes:
         layer: Index of the layer; `name`: its attention module.
         map: 1, or 1 and 2 for a differential head.
         query: `[batch, heads, query, d]`; `key`: `[batch, kv_heads, key, d]`.
+        given: float32 `[batch, heads, query, key]` where the model made the logits itself (then
+            `query` and `key` are empty in d), else None.
         scale: The model's own factor.
+        mask: Which entries are attended to; a tensor is bool
+            `[batch or 1, heads or 1, query, key]`.
         real_queries: bool `[batch, query]`, False where the query is padding.
-        key_length: Number of keys, masked ones included.
+        softcap: The model goes on with `softcap * tanh(logit / softcap)`.
+        bias: The model goes on with `logit + bias`, `[batch or 1, heads or 1, query or 1, key]`.
+        sinks: `[heads]`, a logit beside each row's that takes probability and gives no value.
+        is_cross: Queries and keys are of different sequences.
+        known_spans: Where `spans()` keeps what it found for a mask that many layers share.
     """
 
     layer: int
@@ -65,6 +99,12 @@ class AttentionLogits:
     causal: bool
     real_queries: Tensor | None
     all_entries: bool = False
+    given: Tensor | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    is_cross: bool = False
+    known_spans: dict[int, tuple[object, Spans]] = field(default_factory=dict)
 
     @property
     def heads(self) -> int:
@@ -77,21 +117,125 @@ class AttentionLogits:
         batch, heads, queries, _ = self.query.shape
         return batch * heads * queries * self.key.shape[2]
 
+    @property
+    def is_modified(self) -> bool:
+        """Whether the model changes the logits before it masks them."""
+        return self.softcap is not None or self.bias is not None
+
     def tiles(self, rows: int = TILE_ROWS) -> Iterator[LogitTile]:
         """Yields the map from the first query row to the last."""
         batch, _, queries, _ = self.query.shape
         shape = (batch, queries, self.key.shape[2])
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
-            valid = valid_rows(self.mask, start, stop, shape, self.causal).to(self.query.device)
-            valid = valid.expand(batch, 1, stop - start, shape[2])
-            if self.real_queries is not None:
-                valid = valid & self.real_queries[:, None, start:stop, None]
+            valid = self._valid(start, stop)
             keys = shape[2] if self.all_entries else _last_valid(valid)
             attended = valid[..., :keys]
             valid = torch.ones_like(attended) if self.all_entries else attended
-            logits = grouped_logits(self.query[:, :, start:stop], self.key[:, :, :keys], self.scale)
+            if self.given is None:
+                part = self.query[:, :, start:stop]
+                logits = grouped_logits(part, self.key[:, :, :keys], self.scale)
+            else:
+                logits = self.given[:, :, start:stop, :keys].float()
             yield LogitTile(start=start, logits=logits, valid=valid, attended=attended)
+
+    def spans(self) -> Spans:
+        """Returns the valid keys of each query row."""
+        batch, _, queries, _ = self.query.shape
+        shape = (batch, queries, self.key.shape[2])
+        if self.all_entries:
+            return Spans.full(*shape)
+        known = self.known_spans.get(id(self.mask))
+        if known is not None and self.mask is not None:
+            return known[1]
+        if self.mask is None and self.real_queries is None:
+            spans = Spans.causal(*shape) if self.causal else Spans.full(*shape)
+        else:
+            starts = range(0, queries, TILE_ROWS)
+            spans = Spans.of(self._valid(n, min(n + TILE_ROWS, queries)) for n in starts)
+        if self.mask is not None:
+            self.known_spans[id(self.mask)] = (self.mask, spans)
+        return spans
+
+    def blocks(self, *, modified: bool = False) -> Iterator[LogitBlock]:
+        """Yields the map in pieces that a processor's cache holds, sequence by sequence.
+
+        Keys before the first and after the last valid one of the rows are not computed; rows
+        without any are left out. The same numbers as `tiles()`, on the CPU.
+
+        Args:
+            modified: After softcap and bias, as the model goes on with them.
+        """
+        spans = self.spans()
+        batch, heads, queries, _ = self.query.shape
+        per_kv = heads // self.key.shape[1]
+        buffer = torch.empty(0)
+        for sequence, start in product(range(batch), range(0, queries, TILE_ROWS)):
+            stop = min(start + TILE_ROWS, queries)
+            lo, hi = spans.lo[sequence, start:stop], spans.hi[sequence, start:stop]
+            seen = hi > lo
+            if not bool(seen.any()):
+                continue
+            left, right = int(lo[seen].min()), int(hi.max())
+            valid = None
+            if spans.has_holes and not self.all_entries:
+                valid = self._valid(start, stop, sequence)[:, :, left:right]
+            groups = max(1, BLOCK_ELEMENTS // (per_kv * (stop - start) * (right - left)))
+            for first in range(0, self.key.shape[1], groups):
+                kv = slice(first, min(first + groups, self.key.shape[1]))
+                head = slice(first * per_kv, kv.stop * per_kv)
+                size = (head.stop - head.start) * (stop - start) * (right - left)
+                if buffer.numel() < size:
+                    buffer = torch.empty(size)
+                logits = buffer[:size].view(-1, stop - start, right - left)
+                self._fill(logits, sequence, head, kv, slice(start, stop), slice(left, right))
+                if modified:
+                    self._modify(logits, sequence, head, slice(start, stop), slice(left, right))
+                yield LogitBlock(
+                    sequence=sequence,
+                    head=head.start,
+                    row=start,
+                    column=left,
+                    logits=logits,
+                    lo=torch.where(seen, lo - left, 0),
+                    hi=torch.where(seen, hi - left, 0),
+                    valid=valid if valid is None or len(valid) == 1 else valid[head],
+                )
+
+    def _fill(
+        self, out: Tensor, sequence: int, head: slice, kv: slice, rows: slice, keys: slice
+    ) -> None:
+        """Writes the logits of one block."""
+        if self.given is not None:
+            out.copy_(self.given[sequence, head, rows, keys])
+            return
+        per_kv = (head.stop - head.start) // (kv.stop - kv.start)
+        for index in range(kv.start, kv.stop):
+            part = slice((index - kv.start) * per_kv, (index - kv.start + 1) * per_kv)
+            queries = self.query[sequence, head][part, rows].float().flatten(0, 1)
+            against = self.key[sequence, index, keys].float().T
+            flat = out[part].flatten(0, 1)
+            torch.addmm(flat, queries, against, beta=0, alpha=self.scale, out=flat)
+
+    def _modify(self, logits: Tensor, sequence: int, head: slice, rows: slice, keys: slice) -> None:
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.bias is not None:
+            full = (*self.query.shape[:3], self.key.shape[2])
+            logits.add_(self.bias.expand(full)[sequence, head, rows, keys])
+
+    def _valid(self, start: int, stop: int, sequence: int | None = None) -> Tensor:
+        """Returns which entries are attended to: bool `[batch, heads or 1, rows, key]`.
+
+        With `sequence`, of that one alone: `[heads or 1, rows, key]`.
+        """
+        batch, _, queries, _ = self.query.shape
+        shape = (batch, queries, self.key.shape[2])
+        valid = valid_rows(self.mask, start, stop, shape, self.causal).to(self.query.device)
+        valid = valid.expand(batch, valid.shape[1], stop - start, shape[2])
+        if self.real_queries is not None:
+            valid = valid & self.real_queries[:, None, start:stop, None]
+        return valid if sequence is None else valid[sequence]
 
 
 def grouped_logits(query: Tensor, key: Tensor, scale: float) -> Tensor:

@@ -7,9 +7,9 @@ and carries beside it the mask that the model's own attention function would hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +46,53 @@ class LazyMask:
         )
         assert tile is not None  # neither skip is allowed
         return tile.to(torch.bool)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spans:
+    """The valid keys of each query row: `lo <= key < hi`, int64 `[batch, query]` on the CPU.
+
+    Causal, windowed, chunked and padded masks are of this kind. Where a row has holes (or heads
+    have different masks) `has_holes` says so, and lo and hi hold all valid keys between them.
+    Rows without a valid key have lo = hi = 0.
+    """
+
+    lo: Tensor
+    hi: Tensor
+    has_holes: bool = False
+
+    @classmethod
+    def full(cls, batch: int, queries: int, keys: int) -> Self:
+        """Returns the spans of a map where every key is valid."""
+        lo = torch.zeros(batch, queries, dtype=torch.int64)
+        return cls(lo=lo, hi=torch.full_like(lo, keys))
+
+    @classmethod
+    def causal(cls, batch: int, queries: int, keys: int) -> Self:
+        """Returns the spans of a causal map whose last query is the last key."""
+        hi = (torch.arange(queries) + (keys - queries + 1)).clamp_min(0).expand(batch, queries)
+        return cls(lo=torch.zeros_like(hi), hi=hi)
+
+    @classmethod
+    def of(cls, parts: Iterable[Tensor]) -> Self:
+        """Returns the spans of a boolean mask, in pieces `[batch, heads or 1, rows, key]`."""
+        los, his, has_holes = [], [], False
+        for valid in parts:
+            some = valid.any(1)
+            count = some.sum(-1)
+            lo = some.to(torch.int8).argmax(-1)
+            hi = some.shape[-1] - some.flip(-1).to(torch.int8).argmax(-1)
+            hi = torch.where(count > 0, hi, lo)
+            has_holes = has_holes or bool((hi - lo != count).any())
+            has_holes = has_holes or (valid.shape[1] > 1 and not torch.equal(some, valid.all(1)))
+            los.append(torch.where(count > 0, lo, 0).cpu())
+            his.append(torch.where(count > 0, hi, 0).cpu())
+        return cls(lo=torch.cat(los, 1), hi=torch.cat(his, 1), has_holes=has_holes)
+
+    @property
+    def counts(self) -> Tensor:
+        """Valid keys of each row where there are no holes, int64 `[batch, query]`."""
+        return self.hi - self.lo
 
 
 def lazy_mask_function(original: Callable[..., Any]) -> Callable[..., LazyMask]:
@@ -86,7 +133,8 @@ def valid_rows(
     """Returns which logits of query rows start..stop are valid, bool `[batch|1, 1, rows, key]`.
 
     Args:
-        mask: A lazy mask, a boolean `[batch, 1, query, key]` tensor, or None (`causal` decides).
+        mask: A lazy mask, a boolean `[batch or 1, heads or 1, query, key]` tensor, or None
+            (`causal` decides).
         shape: (batch, query length, key length) of the whole attention call.
 
     Raises:
