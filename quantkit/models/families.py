@@ -7,7 +7,7 @@ transformers models name their decoder layers and attention modules themselves
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -21,11 +21,16 @@ class AttentionLayout:
     """How a layer calls its attention function.
 
     Attributes:
-        maps: Softmax maps a head; with 2, the first half of the heads is map 1.
+        maps: Softmax maps a head.
+        order: Where the heads of map 1 are in a call: the first `halves` of the heads, or
+            `interleaved` with those of map 2.
+        shared_keys: Both maps use the same key heads (DIFF V2), instead of their own.
         calls_per_layer: Calls with the same q and k in one forward of the layer; they count once.
     """
 
     maps: int = 1
+    order: Literal["halves", "interleaved"] = "halves"
+    shared_keys: bool = False
     calls_per_layer: int = 1
 
 

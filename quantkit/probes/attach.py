@@ -28,7 +28,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quantkit.errors import ProbeError, suggest
-from quantkit.models import attention_layout, attention_modules, backbone, layer_modules
+from quantkit.models import (
+    attention_layout,
+    attention_modules,
+    backbone,
+    differential_lambda,
+    layer_modules,
+)
 from quantkit.probes.attention import AttentionLogits, LogitTransform, attend, split_maps
 from quantkit.probes.masks import LazyMask, lazy_mask_function
 
@@ -322,10 +328,12 @@ class _AttentionProbe:
         layer = self.index.get(id(module))
         if layer is None:
             raise ProbeError(f"attention came from {type(module).__name__}, not a known module.")
+        is_differential = self.layout.maps == 2
         return split_maps(
-            self.layout.maps,
             query,
             key,
+            layout=self.layout,
+            mixes=(1.0, -differential_lambda(module)) if is_differential else (1.0,),
             layer=layer,
             name=self.modules[layer][0],
             scale=scale,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from quantkit.models.families import AttentionLayout
 from quantkit.probes.masks import LazyMask, Spans, valid_rows
 
 TILE_ROWS: Final = 128
@@ -86,6 +87,8 @@ class AttentionLogits:
         bias: The model goes on with `logit + bias`, `[batch or 1, heads or 1, query or 1, key]`.
         sinks: `[heads]`, a logit beside each row's that takes probability and gives no value.
         is_cross: Queries and keys are of different sequences.
+        mix: The factor of this map's softmax in the effective attention map: 1, or -lambda for
+            map 2 of a differential head; a number, or `[batch, heads, query]`.
         known_spans: Where `spans()` keeps what it found for a mask that many layers share.
     """
 
@@ -104,6 +107,7 @@ class AttentionLogits:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     is_cross: bool = False
+    mix: float | Tensor = 1.0
     known_spans: dict[int, tuple[object, Spans]] = field(default_factory=dict)
 
     @property
@@ -282,13 +286,37 @@ def _attend_map(call: AttentionLogits, transform: LogitTransform | None, value: 
     return out
 
 
-def split_maps(maps: int, query: Tensor, key: Tensor, **common: Any) -> list[AttentionLogits]:
-    """Returns one `AttentionLogits` a map: heads of map 1 come first, then those of map 2."""
-    queries, keys = query.chunk(maps, dim=1), key.chunk(maps, dim=1)
+def split_maps(
+    query: Tensor,
+    key: Tensor,
+    *,
+    layout: AttentionLayout,
+    mixes: Sequence[float | Tensor] = (1.0,),
+    **common: Any,
+) -> list[AttentionLogits]:
+    """Returns one `AttentionLogits` for each map that one attention call holds.
+
+    Args:
+        query, key: `[batch, heads, tokens, d]`, the heads of all maps, in the layout's order.
+        mixes: The factor of each map.
+    """
     return [
-        AttentionLogits(map=index + 1, query=queries[index], key=keys[index], **common)
-        for index in range(maps)
+        AttentionLogits(
+            map=index + 1,
+            query=_heads_of(query, index, layout),
+            key=key if layout.shared_keys else _heads_of(key, index, layout),
+            mix=mix,
+            **common,
+        )
+        for index, mix in enumerate(mixes)
     ]
+
+
+def _heads_of(x: Tensor, index: int, layout: AttentionLayout) -> Tensor:
+    """Returns the heads of one map."""
+    if layout.order == "interleaved":
+        return x[:, index :: layout.maps]
+    return x.chunk(layout.maps, dim=1)[index]
 
 
 def _last_valid(valid: Tensor) -> int:
