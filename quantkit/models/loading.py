@@ -1,27 +1,32 @@
-"""`load(NAME_OR_PATH)`: a shipped name, a local transformers folder, a `.gguf` file or a hub id."""
+"""`load(NAME_OR_PATH)`: a shipped name, a transformers folder, a `.gguf`, a hub id, `timm:NAME`."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer
 
 from quantkit.errors import InputError, suggest
-from quantkit.models.families import attention_layout, layer_modules
+from quantkit.models.architectures import model_class, require_real_weights
+from quantkit.models.families import attention_modules, layer_modules, layout_of
+from quantkit.models.hub import hub_folder
 from quantkit.models.shipped import (
     SHIPPED,
     dequantized,
+    dinov2_folder,
     quiet_transformers,
     sha256_of,
+    shipped_file,
     smollm2_gguf,
 )
+from quantkit.models.sizes import input_name, modality_of, place_of, sizes_of
+from quantkit.models.timm_models import TIMM, timm_model
 from quantkit.results import ModelInfo
 
 DTYPES: Final = {
@@ -33,9 +38,8 @@ DEQUANTIZED: Final = (
     "the checkpoint was already quantized ({what}) and is used dequantized: its 'float' row is not "
     "the original model"
 )
+_TOKENIZER_FILES: Final = ("tokenizer.*", "vocab.*", "merges.txt", "*.model", "*.tiktoken")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_CONNECT_TIMEOUT_S: Final = 3.0
-_HUB_TIMEOUT_S: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,73 +48,119 @@ class LoadedModel:
 
     Attributes:
         name: Short name for reports; `source`: what the user gave.
-        model: In eval mode, without gradients.
+        model: An nn.Module in eval mode, without gradients; of transformers where it can be.
         tokenizer: None where the folder has none.
         sha256: Hash of the weights, hex.
+        folder: Where its files lie (a preprocessor_config.json is read from it); None for timm.
     """
 
     name: str
     source: str
-    model: PreTrainedModel
+    model: Any
     tokenizer: Any
     sha256: str
     warnings: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def modality(self) -> str:
+        """What the model reads: `text`, `image`, `audio` or `other`."""
+        return modality_of(self.model)
+
+    @property
+    def input_name(self) -> str:
+        """The forward argument that carries the data, e.g. `input_ids` or `pixel_values`."""
+        return input_name(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return torch.device(next(self.model.parameters()).device)
 
     def info(self) -> ModelInfo:
         """Returns what a result file says about the model."""
-        config: Any = self.model.config
-        heads = int(config.num_attention_heads)
+        model = self.model
+        config: Any = getattr(model, "config", None)
+        sizes = sizes_of(model)
+        dtype, device = place_of(model)
+        layouts = [layout_of(module) for _, module in attention_modules(model)]
         return ModelInfo(
             name=self.name,
             source=self.source,
             sha256=self.sha256,
-            architecture=type(self.model).__name__,
-            parameters=sum(p.numel() for p in self.model.parameters()),
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            device=str(self.model.device),
-            layers=len(layer_modules(self.model)),
-            heads=heads,
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-            maps=attention_layout(config).maps,
-            hidden_size=int(config.hidden_size),
+            architecture=type(model).__name__,
+            parameters=sum(p.numel() for p in model.parameters()),
+            dtype=dtype,
+            device=device,
+            layers=len(layer_modules(model)) or sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            maps=max((layout.maps for layout in layouts), default=1),
+            hidden_size=sizes.hidden_size,
             warnings=list(self.warnings),
+            modality=self.modality,
+            is_encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
         )
 
 
-def load(name_or_path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
+def load(
+    name_or_path: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    device_map: str | None = None,
+) -> LoadedModel:
     """Returns the model with this name or at this path, checked for NaN and inf.
 
+    Its class is the one that config.json's `architectures` names; code beside the weights is
+    never run, and weights that would be random are refused.
+
     Raises:
-        InputError: nothing there, no weights, NaN weights (by name), no network for a hub id, an
-            unknown dtype or device.
+        InputError: nothing there, no weights, NaN weights (by name), weights that the checkpoint
+            lacks, an architecture that transformers does not have, a missing package, no network
+            for a hub id, an unknown dtype or device.
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}.{suggest(dtype, DTYPES)}")
     _check_device(device)
     path = Path(name_or_path).expanduser()
     if name_or_path in SHIPPED and not path.exists():
-        folder, sha256 = dequantized(smollm2_gguf())
-        warnings = (DEQUANTIZED.format(what="GGUF, 4 bits"),)
-        return _from_folder(folder, name_or_path, name_or_path, dtype, device, sha256, warnings)
+        return _shipped(name_or_path, dtype, device)
     if path.is_file():
         if path.suffix != ".gguf":
             raise InputError(
                 f"{name_or_path} is a file; expected a .gguf file or a transformers folder."
             )
         folder, sha256 = dequantized(path)
-        warnings = (DEQUANTIZED.format(what="GGUF"),)
-        return _from_folder(folder, path.stem, name_or_path, dtype, device, sha256, warnings)
+        notes = (DEQUANTIZED.format(what="GGUF"),)
+        return _from_folder(folder, path.stem, name_or_path, dtype, device, sha256, notes)
     if path.is_dir():
         weights = _weight_files(path, name_or_path)
         sha256 = _hash_all(weights)
         return _from_folder(path, path.resolve().name, name_or_path, dtype, device, sha256, ())
+    if name_or_path.startswith(TIMM):
+        name, timm, sha256, warnings = timm_model(name_or_path, DTYPES[dtype])
+        return _finish(name, name_or_path, timm, None, sha256, warnings, device, None)
     if _HUB_ID.fullmatch(name_or_path):
         return _from_hub(name_or_path, dtype, device)
     raise InputError(
         f"model {name_or_path!r}: no such folder or file, and not the name of a shipped model."
         + suggest(name_or_path, SHIPPED)
     )
+
+
+def _shipped(name: str, dtype: str, device: str) -> LoadedModel:
+    warnings: tuple[str, ...] = ()
+    if name == "minilm":
+        weights = shipped_file(name)
+        folder, sha256 = weights.parent, sha256_of(weights)
+    elif name == "dinov2-small":
+        folder, sha256 = dinov2_folder()
+    else:
+        folder, sha256 = dequantized(smollm2_gguf())
+        warnings = (DEQUANTIZED.format(what="GGUF, 4 bits"),)
+    return _from_folder(folder, name, name, dtype, device, sha256, warnings)
 
 
 def _check_device(device: str) -> None:
@@ -155,8 +205,10 @@ def _from_folder(
 ) -> LoadedModel:
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            loaded: Any = model_class(config, source).from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
@@ -171,70 +223,38 @@ def _from_folder(
         if type(error).__name__ == "SafetensorError":
             raise InputError(f"{source}: broken weights file: {_first_line(error)}") from error
         raise
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise InputError(
-            f"{source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__}, "
-            f"which would be random; the first is {missing[0]!r}. Get the checkpoint again."
-        )
+    warnings = (*warnings, *require_real_weights(model, report, source))
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         warnings = (*warnings, DEQUANTIZED.format(what="quantization_config"))
-    return _finish(name, source, model, tokenizer, sha256, warnings, device)
+    return _finish(name, source, model, tokenizer, sha256, warnings, device, folder)
 
 
-def _tokenizer(folder: Path | str) -> Any:
+def _tokenizer(folder: Path) -> Any:
+    # without files transformers may make an empty one of the config's kind: all text unknown
+    if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
+        return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=isinstance(folder, Path))
-    except (OSError, ValueError, KeyError):
-        return None  # a folder may come without one; what needs it says so
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
+        return None  # what needs it says so
 
 
 def _from_hub(name: str, dtype: str, device: str) -> LoadedModel:
-    """Loads from the hub's cache, else from the hub after one short look at the network."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt"]
-    try:
-        folder = snapshot_download(name, allow_patterns=patterns, local_files_only=True)
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes") or not _reachable():
-            raise InputError(
-                f"model {name!r} is not a local folder and not in the hub's cache, and the hub "
-                "cannot be reached: check the path, or download it where there is a network."
-            ) from None
-        try:
-            folder = snapshot_download(
-                name, allow_patterns=patterns, etag_timeout=_HUB_TIMEOUT_S, max_workers=2
-            )
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            raise InputError(f"model {name!r} from the hub: {_first_line(error)}") from error
-    path = Path(folder)
+    path = hub_folder(name)
     sha256 = _hash_all(_weight_files(path, name))
     return _from_folder(path, name.split("/")[1], name, dtype, device, sha256, ())
-
-
-def _reachable() -> bool:
-    from huggingface_hub.constants import ENDPOINT
-
-    host = ENDPOINT.split("://", 1)[-1].split("/", 1)[0]
-    name, _, port = host.partition(":")
-    try:
-        with socket.create_connection((name, int(port or 443)), timeout=_CONNECT_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
 
 
 def _finish(
     name: str,
     source: str,
-    model: PreTrainedModel,
+    model: nn.Module,
     tokenizer: Any,
     sha256: str,
     warnings: tuple[str, ...],
     device: str,
+    folder: Path | None,
 ) -> LoadedModel:
     for tensor_name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -244,7 +264,7 @@ def _finish(
                 "ones. The checkpoint is broken: get it again."
             )
     model.train(False).requires_grad_(False)
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     return LoadedModel(
         name=name,
         source=source,
@@ -252,6 +272,7 @@ def _finish(
         tokenizer=tokenizer,
         sha256=sha256,
         warnings=warnings,
+        folder=folder,
     )
 
 

