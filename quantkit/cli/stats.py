@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,49 +10,130 @@ import typer
 
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
-from quantkit.jobs import DEFAULT_TEXT, StatsJob, default_out
+from quantkit.jobs import DEVICE_MAPS, STATS_POINTS, StatsJob, default_out
 from quantkit.progress import Progress
-from quantkit.reporting import topk_text
+from quantkit.reporting import stats_text
+
+_PATTERNS = "glob patterns on module names"
 
 
 def stats(
-    model: options.Model,
-    text: options.Text = DEFAULT_TEXT,
+    model: options.Models,
+    data: options.Data = None,
     seq_len: options.SeqLen = 512,
     samples: options.Samples = 64,
     batch_size: options.BatchSize = 4,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "cpu",
-    bos: options.Bos = "auto",
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            metavar="N",
+            show_default="all",
+            help="Query rows a sequence that enter median, kurtosis and entropy of attention; "
+            "extremes and top-k are of all rows in any case.",
+        ),
+    ] = None,
+    points: Annotated[
+        str | None,
+        typer.Option(
+            "--points",
+            metavar="LIST",
+            show_default="all but linear_input",
+            help=f"Measured beside logits and hidden states: {', '.join(STATS_POINTS[2:])}.",
+        ),
+    ] = None,
+    linear: Annotated[
+        str | None,
+        typer.Option(
+            "--linear",
+            metavar="LIST",
+            show_default="all of them",
+            help=f"Which linear layers, for the point linear_input: {_PATTERNS}.",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="LIST",
+            show_default="found",
+            help=f"Whose outputs are the hidden states: {_PATTERNS}.",
+        ),
+    ] = None,
+    allow_unseen: Annotated[
+        str | None,
+        typer.Option(
+            "--allow-unseen",
+            metavar="LIST",
+            show_default="none",
+            help=f"What need not run, e.g. experts: {_PATTERNS}.",
+        ),
+    ] = None,
+    quantiles: Annotated[
+        str,
+        typer.Option("--quantiles", metavar="LIST", help="Of |x|, fractions; beside the median."),
+    ] = "0.99,0.999",
     count_masked: Annotated[
         bool,
         typer.Option("--count-masked", help='Count masked logits too: the paper\'s "all of QK^T".'),
     ] = False,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="Show the rows of the Differential Transformer paper too."),
+    ] = False,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            "--device-map",
+            metavar="MAP",
+            show_default="off",
+            help=f"{', '.join(DEVICE_MAPS)}: spread a model too large for one device over devices, "
+            "memory and disk.",
+        ),
+    ] = None,
+    bos: options.Bos = "auto",
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of the choice of rows, with --rows.")
+    ] = 0,
     out: options.Out = None,
     force: options.Force = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure the outliers of a model.
+    """Measure the outliers of one or more models.
 
-    Attention logits and hidden states, by layer, head and token class; writes stats.json.
+    Attention logits, hidden states and what goes into the MLPs, by layer, head and token class;
+    writes stats.json (with several models: one in a folder of each). Several processes share the
+    batches: accelerate launch -m quantkit stats ...
 
     \b
     Examples:
       quantkit stats smollm2
-      quantkit stats ./my-model --text corpus.txt --samples 16 --seq-len 1024
-      quantkit stats ./my-model --json > stats.json
+      quantkit stats ./diff ./baseline --paper
+      quantkit stats ./my-model --text corpus.txt --samples 16 --seq-len 8192 --rows 512
+      quantkit stats dinov2-small --data ./photos
+      quantkit stats smollm2 --points linear_input --linear "*.down_proj"
     """
     job = StatsJob(
-        model=model,
-        data=text,
+        models=tuple(model),
+        data=data,
         seq_len=seq_len,
         samples=samples,
         batch_size=batch_size,
         dtype=dtype,
         device=device,
+        device_map=device_map,
         bos=bos,
         count_masked=count_masked,
+        points=None if points is None else options.words("points", points),
+        quantiles=options.fractions("quantiles", quantiles),
+        rows=rows,
+        seed=seed,
+        layers=() if layers is None else options.words("layers", layers),
+        linear=() if linear is None else options.words("linear", linear),
+        allow_unseen=() if allow_unseen is None else options.words("allow-unseen", allow_unseen),
         out=out,
         force=force,
     )
@@ -64,8 +146,8 @@ def stats(
     run_stage(
         stage,
         folder=default_out("stats", job),
-        result="stats.json",
-        view=topk_text,
+        result="stats.json" if len(job.models) == 1 else None,
+        view=partial(stats_text, paper=paper),
         as_json=as_json,
         quiet=quiet,
     )

@@ -6,20 +6,27 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from safetensors.torch import save_file
 
-from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
+from quantkit.calib_sets import (
+    DataSlice,
+    TokenSlice,
+    data_slice,
+    require_disjoint,
+    text_slice,
+)
 from quantkit.calibration import observation_tensors, observe, ranges_of
 from quantkit.errors import GateError, InputError
 from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
-from quantkit.models import LoadedModel, load
+from quantkit.models import LoadedModel, is_decoder_only, load
 from quantkit.numerics.observers.minmax import MinMax
 from quantkit.outliers import collect
 from quantkit.pipelines.headline import headline
 from quantkit.pipelines.runs import open_run
+from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
 from quantkit.results import Export, Ranges, Stats, Sweep, read_json, write_json
 from quantkit.results.environment import environment
@@ -29,23 +36,45 @@ T = TypeVar("T", Stats, Ranges, Export)
 
 
 def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
-    """Returns the folder with `stats.json`."""
-    run = open_run("stats", job)
-    if not run.finished:
-        loaded = load(job.model, dtype=job.dtype, device=job.device)
-        text = text_slice(
-            job.data, loaded.tokenizer, seq_len=job.seq_len, samples=job.samples, bos=job.bos
-        )
-        _stats(loaded, text, run.folder, job.batch_size, progress, count_masked=job.count_masked)
-        run.finish()
-    return run.folder
+    """Returns the folder with `stats.json`, or with one folder a model where there are several.
+
+    Several processes (`accelerate launch`, torchrun) share the batches; the first one writes.
+    """
+    with joined() as processes:
+        run = processes.at_first(lambda: open_run("stats", job))
+        if run.finished:
+            return run.folder
+        names: list[str] = []
+        for source in job.models:
+            loaded = load(source, dtype=job.dtype, device=job.device, device_map=job.device_map)
+            if loaded.name in names:
+                raise InputError(_TWICE.format(name=loaded.name))
+            names.append(loaded.name)
+            data = data_slice(
+                job.data, loaded, seq_len=job.seq_len, samples=job.samples, bos=job.bos
+            )
+            folder = run.folder if len(job.models) == 1 else run.folder / loaded.name
+            options: dict[str, Any] = {
+                "points": job.points,
+                "quantiles": job.quantiles,
+                "rows": job.rows,
+                "seed": job.seed,
+                "count_masked": job.count_masked,
+                "layers": job.layers or None,
+                "select": job.linear or None,
+                "allow_unseen": job.allow_unseen,
+            }
+            _stats(loaded, data, folder, job.batch_size, progress, processes, **options)
+            del loaded  # one model at a time in memory
+        processes.at_first(run.finish)
+        return run.folder
 
 
 def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
     """Returns the folder with `ranges.json` and `observations.safetensors`."""
     run = open_run("calibrate", job)
     if not run.finished:
-        loaded = load(job.model, dtype=job.dtype, device=job.device)
+        loaded = _load_decoder(job.model, job)
         text = text_slice(
             job.calib, loaded.tokenizer, seq_len=job.seq_len, samples=job.samples, bos=job.bos
         )
@@ -59,7 +88,7 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
     run = open_run("sweep", job)
     if not run.finished:
         skip = job.calib_samples if job.calib == job.eval else 0
-        models = {name: load(name, dtype=job.dtype, device=job.device) for name in job.models}
+        models = {name: _load_decoder(name, job) for name in job.models}
         _require_names(list(models.values()))
         texts = {
             name: text_slice(
@@ -93,7 +122,7 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
     """
     run = open_run("export", job)
     if not run.finished:
-        loaded = load(job.model, dtype=job.dtype, device=job.device)
+        loaded = _load_decoder(job.model, job)
         calib, evaluation = _two_slices(
             loaded, job.calib, job.eval, job.seq_len, job.samples, job.eval_samples, job.bos
         )
@@ -113,7 +142,7 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     run = open_run("compare", job)
     if not run.finished:
         pairs: list[tuple[LoadedModel, TokenSlice]] = []
-        models = [load(name, dtype=job.dtype, device=job.device) for name in job.models]
+        models = [_load_decoder(name, job) for name in job.models]
         _require_names(models)
         for loaded in models:
             calib, evaluation = _two_slices(
@@ -126,7 +155,7 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
                 job.bos,
             )
             folder = run.folder / loaded.name
-            _stats(loaded, calib, folder, job.batch_size, progress)
+            _stats(loaded, calib, folder, job.batch_size, progress, Processes())
             ranges = _ranges(loaded, calib, folder, job.batch_size, progress)
             _export(loaded, evaluation, ranges, folder, job, progress)
             pairs.append((loaded, evaluation))
@@ -143,6 +172,23 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     for folder in sorted(path.parent for path in run.folder.glob("*/export.json")):
         _require_passed(folder)
     return run.folder
+
+
+def _load_decoder(name: str, job: CalibrateJob | SweepJob | ExportJob | CompareJob) -> LoadedModel:
+    """Returns the model; the stages after `stats` read language models.
+
+    Raises:
+        InputError: it is no causal language model.
+    """
+    loaded = load(name, dtype=job.dtype, device=job.device)
+    config = getattr(loaded.model, "config", None)
+    head = getattr(loaded.model, "get_output_embeddings", lambda: None)()
+    if config is None or head is None or not is_decoder_only(config):
+        raise InputError(
+            f"{name} is a {type(loaded.model).__name__}: expected a causal language model here; "
+            "`quantkit stats` takes any transformer."
+        )
+    return loaded
 
 
 def _two_slices(
@@ -168,11 +214,11 @@ def _two_slices(
     return first, second
 
 
-def _same_source(path: Path, found: T, loaded: LoadedModel, text: TokenSlice) -> T:
+def _same_source(path: Path, found: T, loaded: LoadedModel, text: DataSlice) -> T:
     """Returns what an earlier run of the same config left, if model and text are still the same."""
     for what, then, now in (
         ("model", found.model.sha256, loaded.sha256),
-        ("text", found.data.sha256, text.sha256),
+        ("data", found.data.sha256, text.sha256),
     ):
         if then != now:
             raise InputError(
@@ -182,33 +228,43 @@ def _same_source(path: Path, found: T, loaded: LoadedModel, text: TokenSlice) ->
     return found
 
 
+_TWICE: Final = (
+    "two models are called {name!r}: expected different names, since results are kept by name. "
+    "Rename one of the folders."
+)
+
+
 def _require_names(models: Sequence[LoadedModel]) -> None:
     names = [loaded.name for loaded in models]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(
-            f"two models are called {twice[0]!r}: expected different names, since results are "
-            "kept by name. Rename one of the folders."
-        )
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(_TWICE.format(name=name))
 
 
 def _stats(
     loaded: LoadedModel,
-    text: TokenSlice,
+    data: DataSlice,
     folder: Path,
     batch_size: int,
     progress: Progress,
-    *,
-    count_masked: bool = False,
-) -> Stats:
+    processes: Processes,
+    **options: Any,
+) -> None:
     path = folder / "stats.json"
-    if path.exists():
-        return _same_source(path, read_json(path, Stats), loaded, text)
+
+    def is_done() -> bool:
+        if not path.exists():
+            return False
+        _same_source(path, read_json(path, Stats), loaded, data)
+        return True
+
+    if processes.at_first(is_done):
+        return
     stats = collect(
-        loaded, text, batch_size=batch_size, count_masked=count_masked, progress=progress
+        loaded, data, batch_size=batch_size, processes=processes, progress=progress, **options
     )
-    write_json(path, stats)
-    return stats
+    if stats is not None:
+        write_json(path, stats)
 
 
 def _ranges(

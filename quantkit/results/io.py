@@ -96,12 +96,15 @@ def read_json(path: Path, cls: type[T]) -> T:
     """Returns the file as an instance of `cls`, whose first field is `schema`.
 
     Raises:
-        InputError: another schema or another version (both are named), a field that is missing,
+        InputError: another schema or another version (both are named; versions in the class's
+            `OLDER` are read, their missing fields have their defaults), a field that is missing,
             unknown or of the wrong kind (the file and the field are named).
     """
     plain = read_plain(path)
-    check_schema(path, plain, schema_of(cls))
-    value: T = _decode(plain, cls, f"{path}: ", "")
+    is_older = isinstance(plain, dict) and plain.get("schema") in getattr(cls, "OLDER", ())
+    if not is_older:
+        check_schema(path, plain, schema_of(cls))
+    value: T = _decode(plain, cls, f"{path}: ", "", is_older)
     return value
 
 
@@ -132,11 +135,11 @@ def check_schema(path: Path, plain: object, expected: str) -> None:
     raise InputError(f"{path}: schema {str(found)[:80]!r}, expected {expected!r}.")
 
 
-def _decode(plain: Any, kind: Any, file: str, where: str) -> Any:
+def _decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     """Returns plain data as an instance of the annotation `kind`, or raises InputError."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _decode_union(plain, get_args(kind), file, where)
+        return _decode_union(plain, get_args(kind), file, where, older)
     if origin is Literal:
         if plain in get_args(kind):
             return plain
@@ -145,16 +148,19 @@ def _decode(plain: Any, kind: Any, file: str, where: str) -> Any:
     if origin is list or origin is tuple:
         items = _expect(plain, list, "a list", file, where)
         item_kind = get_args(kind)[0]
-        decoded = [_decode(item, item_kind, file, f"{where}[{i}]") for i, item in enumerate(items)]
+        decoded = [
+            _decode(item, item_kind, file, f"{where}[{i}]", older) for i, item in enumerate(items)
+        ]
         return tuple(decoded) if origin is tuple else decoded
     if origin is dict:
         fields = _expect(plain, dict, "an object", file, where)
         item_kind = get_args(kind)[1]
         return {
-            key: _decode(item, item_kind, file, f"{where}.{key}") for key, item in fields.items()
+            key: _decode(item, item_kind, file, f"{where}.{key}", older)
+            for key, item in fields.items()
         }
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(plain, kind, file, where)
+        return _decode_dataclass(plain, kind, file, where, older)
     if kind is float:
         return _decode_float(plain, file, where)
     if kind is int:
@@ -172,17 +178,17 @@ def _decode(plain: Any, kind: Any, file: str, where: str) -> Any:
     raise TypeError(f"no JSON form for the annotation {kind!r}")
 
 
-def _decode_union(plain: Any, kinds: tuple[Any, ...], file: str, where: str) -> Any:
+def _decode_union(plain: Any, kinds: tuple[Any, ...], file: str, where: str, older: bool) -> Any:
     """Returns the first alternative that fits; `null` is None where None is one of them."""
     if plain is None and type(None) in kinds:
         return None
     alternatives = [kind for kind in kinds if kind is not type(None)]
     for kind in alternatives[:-1]:
         try:
-            return _decode(plain, kind, file, where)
+            return _decode(plain, kind, file, where, older)
         except InputError:
             continue
-    return _decode(plain, alternatives[-1], file, where)
+    return _decode(plain, alternatives[-1], file, where, older)
 
 
 def _decode_float(plain: Any, file: str, where: str) -> float:
@@ -195,7 +201,7 @@ def _decode_float(plain: Any, file: str, where: str) -> float:
     raise _wrong("a number", plain, file, where)
 
 
-def _decode_dataclass(plain: Any, cls: Any, file: str, where: str) -> Any:
+def _decode_dataclass(plain: Any, cls: Any, file: str, where: str, older: bool) -> Any:
     fields = _expect(plain, dict, "an object", file, where)
     hints = get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls)]
@@ -203,10 +209,22 @@ def _decode_dataclass(plain: Any, cls: Any, file: str, where: str) -> Any:
     for name in fields:
         if name not in hints:
             raise InputError(f"{file}unknown field `{dot}{name}`.{suggest(name, known)}")
+    defaults = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is not dataclasses.MISSING
+        or field.default_factory is not dataclasses.MISSING
+    }
     for name in known:
-        if name not in fields:
+        if name not in fields and not (older and name in defaults):
             raise InputError(f"{file}missing field `{dot}{name}`.")
-    return cls(**{name: _decode(fields[name], hints[name], file, dot + name) for name in known})
+    return cls(
+        **{
+            name: _decode(fields[name], hints[name], file, dot + name, older)
+            for name in known
+            if name in fields
+        }
+    )
 
 
 def _expect(plain: Any, kind: type, words: str, file: str, where: str) -> Any:

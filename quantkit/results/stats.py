@@ -5,12 +5,13 @@ The strings in `PointSummary.definition` say which reading of a word a number fo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-STATS_SCHEMA: Final = "quantkit.stats/1"
+STATS_SCHEMA: Final = "quantkit.stats/2"
 TOP_RANKS: Final = (1, 2, 3, 10, 100)
 """The ranks of the Differential Transformer paper's Table 5; `abs_top` has them as strings."""
 
@@ -47,9 +48,11 @@ class PointSummary:
     Attributes:
         abs_top: |x| at rank "1", "2", "3", "10", "100".
         abs_median: Median of |x|; right to `median_relative_error`.
+        abs_quantiles: Further quantiles of |x|, keyed by their fraction, e.g. "0.999".
         max, min: Signed extremes (`max` is the max logit of QK-Clip).
         count: Elements that entered; `excluded`: masked elements that did not.
-        kurtosis: Pearson, non-excess: a Gaussian has 3.
+        nan_count, inf_count: Of `count`; they enter no other figure.
+        kurtosis: Pearson, non-excess, pooled over elements: a Gaussian has 3.
         inf_norm_mean: Mean over sequences of the per-sequence max |x|.
         abs_max: The largest |x| of all.
         definition: What the point is, in one sentence.
@@ -66,13 +69,29 @@ class PointSummary:
     abs_max: float
     definition: str
     median_relative_error: float
+    abs_quantiles: dict[str, float] = field(default_factory=dict)
+    nan_count: int = 0
+    inf_count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStats:
-    """One layer, head (None: all), map (None: all) and token class of a point."""
+    """One layer (None: all), head (None: all), map (None: all) and token class of a point.
 
-    layer: int
+    Attributes:
+        name: Qualified name of the layer's module.
+        kurtosis_oft: Mean over sequences of the per-sequence kurtosis (Quantizable Transformers).
+        span_999_frac: Share of [min, max] that the middle 99.9 % of the values take, 0 to 1.
+        entropy: Mean over query rows of the attention's entropy, nats; of class "all".
+        first_token_attention: Mean share of attention to the first token, over queries 1 to 63.
+        sink_rate: Share of sequences where that share exceeds 0.3.
+        negative_frac: Share of weights below zero, of an effective attention map.
+        row_sum: Mean sum of a row, of an effective attention map: 1 - lambda.
+        channel_absmax: max |x| by channel, six digits; `channel_ratio`: the largest of them over
+            their median.
+    """
+
+    layer: int | None
     head: int | None
     map: int | None
     token_class: TokenClass
@@ -84,6 +103,20 @@ class GroupStats:
     kurtosis: float
     inf_norm_mean: float | None = None
     top: list[TopEntry] = field(default_factory=list)
+    name: str | None = None
+    abs_max: float = math.nan
+    abs_quantiles: dict[str, float] = field(default_factory=dict)
+    nan_count: int = 0
+    inf_count: int = 0
+    kurtosis_oft: float | None = None
+    span_999_frac: float = math.nan
+    entropy: float | None = None
+    first_token_attention: float | None = None
+    sink_rate: float | None = None
+    negative_frac: float | None = None
+    row_sum: float | None = None
+    channel_absmax: list[float] = field(default_factory=list)
+    channel_ratio: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,19 +152,86 @@ class OutlierFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenOutlier:
+    """One outlier token: its largest |x| is `ratio` times the median token's."""
+
+    layer: int
+    sequence: int
+    position: int
+    ratio: float
+    token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutlierTokens:
+    """PrefixQuant's rule: max_c |x_t| > 64 x the median over tokens of max_c |x_t|.
+
+    Attributes:
+        count: (sequence, layer, token) that meet it, with the median of each sequence and layer.
+        count_pooled: With the median of each layer over all sequences.
+        by_layer: `count` of each layer.
+        entries: The largest of them.
+    """
+
+    count: int = 0
+    count_pooled: int = 0
+    by_layer: list[int] = field(default_factory=list)
+    entries: list[TokenOutlier] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentialLayer:
+    """lambda of one differential layer.
+
+    Attributes:
+        lambda_mean: Over batch, heads and positions where it depends on them (DIFF V2), else the
+            number itself; `lambda_min`, `lambda_max`: its range.
+        row_sum: Measured mean sum of the effective map's rows; 1 - lambda.
+        negative_frac: Share of valid weights of the effective map that are negative.
+    """
+
+    layer: int
+    lambda_mean: float
+    lambda_min: float
+    lambda_max: float
+    row_sum: float
+    negative_frac: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeHits:
+    """Proof of execution of one probe: forward calls, and elements that went through."""
+
+    point: str
+    name: str
+    calls: int
+    elements: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatsSummary:
-    """The figures a report opens with; `sink_rate` is a share, 0 to 1."""
+    """The figures a report opens with; `sink_rate` is a share, 0 to 1 (NaN: no attention)."""
 
     attention_logit: PointSummary
     hidden_state: PointSummary
     sink_rate: float
     massive_activations: MassiveActivations
     outlier_features: OutlierFeatures
+    outlier_tokens: OutlierTokens = field(default_factory=OutlierTokens)
+    attention_entropy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The whole of `stats.json`; `points` is keyed by point name, e.g. `attention_logit`."""
+    """The whole of `stats.json`; `points` is keyed by point name, e.g. `attention_logit`.
+
+    Attributes:
+        sampled_rows: Query rows a sequence and layer that entered moments and histogram of the
+            attention points; None: all. Extremes and top-k are of all rows in any case.
+        differential: One entry a layer of a differential model.
+        hits: Every probe that fired.
+        warnings: One sentence each, e.g. where NaN were seen.
+    """
 
     schema: str = STATS_SCHEMA
     model: ModelInfo
@@ -139,3 +239,12 @@ class Stats:
     environment: dict[str, str]
     summary: StatsSummary
     points: dict[str, list[GroupStats]]
+    sampled_rows: int | None = None
+    seed: int = 0
+    processes: int = 1
+    differential: list[DifferentialLayer] = field(default_factory=list)
+    hits: list[ProbeHits] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.stats/1",)
+    """Schemas that are read too; what they lack has its default."""

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("exporting",),
     ("quantization",),
-    ("calibration", "outliers"),
+    ("calibration", "monitoring", "outliers"),
     ("probes", "onnx_runtime"),
     ("calib_sets",),
     ("models",),
@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("jobs",),
     ("recipe",),
     ("numerics",),
-    ("progress",),
+    ("processes", "progress"),
     ("errors",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

@@ -124,7 +124,7 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0
     assert pipelines.last() == StatsJob(
-        model="m", data="t.txt", seq_len=32, samples=3, batch_size=1, bos="never",
+        models=("m",), data="t.txt", seq_len=32, samples=3, batch_size=1, bos="never",
         count_masked=True, out=out, force=True,
     )  # fmt: skip
     invoke("sweep", "a", "b", "--bits", "16, 4", "--granularity", "row", "--seed", "7")

@@ -15,7 +15,7 @@ from quantkit.results import read_plain
 
 @pytest.fixture
 def job(tmp_path: Path) -> StatsJob:
-    return StatsJob(model="tiny", samples=2, out=str(tmp_path / "run"))
+    return StatsJob(models=("tiny",), samples=2, out=str(tmp_path / "run"))
 
 
 def test_a_new_folder_is_made_and_says_what_it_holds(job: StatsJob) -> None:

@@ -31,7 +31,7 @@ def test_a_finished_run_is_not_computed_again(
     tiny_folder: Path, text: Path, tmp_path: Path
 ) -> None:
     job = StatsJob(
-        model=str(tiny_folder), data=str(text), seq_len=16, samples=2, out=str(tmp_path / "out")
+        models=(str(tiny_folder),), data=str(text), seq_len=16, samples=2, out=str(tmp_path / "out")
     )
     folder = run_stats(job)
     stats = read_json(folder / "stats.json", Stats)
@@ -46,7 +46,7 @@ def test_results_of_a_model_that_changed_since_are_refused(
     tiny_folder: Path, text: Path, tmp_path: Path
 ) -> None:
     job = StatsJob(
-        model=str(tiny_folder), data=str(text), seq_len=16, samples=2, out=str(tmp_path / "out")
+        models=(str(tiny_folder),), data=str(text), seq_len=16, samples=2, out=str(tmp_path / "out")
     )
     unfinished(run_stats(job))
     from transformers import LlamaForCausalLM

@@ -20,8 +20,8 @@ from quantkit.jobs import (
 
 
 def test_the_hash_is_of_the_configuration_alone() -> None:
-    job = StatsJob(model="m")
-    assert config_hash(job) == config_hash(StatsJob(model="m", out="elsewhere", force=True))
+    job = StatsJob(models=("m",))
+    assert config_hash(job) == config_hash(StatsJob(models=("m",), out="elsewhere", force=True))
     for change in ({"model": "n"}, {"seq_len": 64}, {"bos": "never"}, {"count_masked": True}):
         assert config_hash(dataclasses.replace(job, **change)) != config_hash(job)
     assert config_hash(job) != config_hash(CalibrateJob(model="m", samples=64))
@@ -30,8 +30,8 @@ def test_the_hash_is_of_the_configuration_alone() -> None:
 def test_default_out_names_the_models() -> None:
     job = SweepJob(models=("./a/base/", "org/di ff"))
     assert default_out("sweep", job) == Path(f"reports/sweep-base-di-ff-{config_hash(job)}")
-    assert default_out("stats", StatsJob(model="m", out="x/y")) == Path("x/y")
-    odd = default_out("stats", StatsJob(model="/.."))
+    assert default_out("stats", StatsJob(models=("m",), out="x/y")) == Path("x/y")
+    odd = default_out("stats", StatsJob(models=("/..",)))
     assert odd.parent == Path("reports")
     assert odd.name.startswith("stats-model-")
 
@@ -39,11 +39,11 @@ def test_default_out_names_the_models() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        pytest.param(lambda: StatsJob(model="m", seq_len=1), "--seq-len", id="seq-len"),
-        pytest.param(lambda: StatsJob(model="m", samples=0), "--samples", id="samples"),
-        pytest.param(lambda: StatsJob(model="m", batch_size=-1), "--batch-size", id="batch"),
-        pytest.param(lambda: StatsJob(model="m", dtype="float3"), "'float32'", id="dtype"),
-        pytest.param(lambda: StatsJob(model="m", bos="alway"), "'always'", id="bos"),
+        pytest.param(lambda: StatsJob(models=("m",), seq_len=1), "--seq-len", id="seq-len"),
+        pytest.param(lambda: StatsJob(models=("m",), samples=0), "--samples", id="samples"),
+        pytest.param(lambda: StatsJob(models=("m",), batch_size=-1), "--batch-size", id="batch"),
+        pytest.param(lambda: StatsJob(models=("m",), dtype="float3"), "'float32'", id="dtype"),
+        pytest.param(lambda: StatsJob(models=("m",), bos="alway"), "'always'", id="bos"),
         pytest.param(lambda: CalibrateJob(model="m", method="minmx"), "'minmax'", id="method"),
         pytest.param(lambda: SweepJob(models=()), "no model", id="models"),
         pytest.param(lambda: SweepJob(models=("m", "m")), "twice", id="twice"),
@@ -61,7 +61,7 @@ def test_default_out_names_the_models() -> None:
             lambda: ExportJob(model="m", recipe="logits6:row"), "static ranges", id="dynamic"
         ),
         pytest.param(lambda: ExportJob(model="m", dtype="bfloat16"), "float32", id="dtype"),
-        pytest.param(lambda: StatsJob(model="m", device="cuda"), "--device", id="device"),
+        pytest.param(lambda: StatsJob(models=("m",), device="cuda"), "--device", id="device"),
     ],
 )
 def test_a_wrong_job_is_not_made(make: object, said: str) -> None:

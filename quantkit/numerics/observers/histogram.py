@@ -84,6 +84,37 @@ class Histogram:
             lossless=True,
         )
 
+    @classmethod
+    def from_dense(
+        cls,
+        cells: Tensor,
+        *,
+        positive_zeros: Tensor,
+        negative_zeros: Tensor,
+        lossless: bool = False,
+    ) -> Self:
+        """Returns the histogram whose bins over all exponents are `cells`.
+
+        Args:
+            cells: int64 `[groups, 2, 256, 2^mantissa_bits]`, the upper bits of float32 numbers;
+                zeros are in the first bin of their sign, NaN and inf in the last octave.
+            positive_zeros, negative_zeros: int64 `[groups]`, how many of the first bins are zeros.
+        """
+        cells = cells.clone()
+        cells[:, 0, 0, 0] -= positive_zeros
+        cells[:, 1, 0, 0] -= negative_zeros
+        used = cells[:, :, :_TOP_OCTAVE].any(3).any(1).any(0).nonzero()[:, 0].tolist()
+        first, stop = (used[0], used[-1] + 1) if used else (0, 0)
+        return cls(
+            counts=cells[:, :, first:stop].clone(),
+            zeros=positive_zeros + negative_zeros,
+            nonfinite=cells[:, :, _TOP_OCTAVE].sum((1, 2)),
+            sums=None,
+            squares=None,
+            first_octave=first,
+            lossless=lossless or not used,
+        )
+
     @property
     def groups(self) -> int:
         """How many rows are told apart."""

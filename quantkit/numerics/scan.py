@@ -1,0 +1,328 @@
+"""`RowScan`: the four observers of a `Bundle`, and entropy, over rows of float32 in one pass.
+
+How this differs from `Bundle.update`: the same numbers (counts, extremes, top-k and histogram
+exactly, moments to float64 rounding), but rows may end and begin anywhere, and each is read from
+memory once. It holds dense bins while it runs, so a scan is short-lived: one layer, one batch.
+
+The compiled pass needs numba and the CPU; without either `Bundle.update` does the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from types import ModuleType
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from quantkit.numerics.observers.bundle import Bundle
+from quantkit.numerics.observers.histogram import Histogram
+from quantkit.numerics.observers.minmax import MinMax
+from quantkit.numerics.observers.moments import Moments
+from quantkit.numerics.observers.topk import MISSING, TopK
+
+_CELLS: Final = 1 << 16  # sign, exponent and 7 bits of mantissa: the upper half of a float32
+_MANTISSA_BITS: Final = 7
+_DENSE_BYTES: Final = 64 << 20  # for all workers' bins; more workers than fit share them out
+_NO_ROOM: Final = -1
+
+
+@cache
+def compiled() -> ModuleType | None:
+    """Returns the module of compiled passes, or None where numba is not installed."""
+    try:
+        from quantkit.numerics import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanResult:
+    """What one scan saw.
+
+    Attributes:
+        bundle: One group each; its moments and histogram hold the full rows alone.
+        entropy_sum, entropy_rows: float64 and int64 `[groups]`: nats summed over full rows, and how
+            many they are; rows that hold NaN or inf have none.
+    """
+
+    bundle: Bundle
+    entropy_sum: Tensor
+    entropy_rows: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """A part of a scan, e.g. one sequence: its moments and its max |x|, 0 without any."""
+
+    moments: Moments
+    abs_max: Tensor
+
+
+class RowScan:
+    """Accumulates blocks of rows; `finish` says what was seen. One thread calls it.
+
+    Args:
+        groups: How many are told apart.
+        floor: float32 `[groups]`: magnitudes below it cannot enter the top-k, because k larger
+            ones are known; a speed-up.
+        entropy: Whether to take the entropy of softmax over each full row.
+    """
+
+    def __init__(
+        self, groups: int, *, k: int = 100, floor: Tensor | None = None, entropy: bool = False
+    ) -> None:
+        self.groups, self.k, self.wants_entropy = groups, k, entropy
+        self._kernels = compiled()
+        self._slow = Bundle.empty(groups, k=k)
+        self._slow_cut = (Moments.empty(groups), torch.zeros(groups))
+        self._before_cut = Moments.empty(groups)
+        self._slow_entropy = torch.zeros(groups, 2, dtype=torch.float64)
+        self._floor = torch.zeros(groups) if floor is None else floor.clamp_min(0.0).float()
+        if self._kernels is not None:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        room = max(1, _DENSE_BYTES // (self.groups * _CELLS * 8))
+        parts = min(_workers(), room)
+        shape = (self.groups, parts)
+        self._keys = torch.empty(*shape, 3, dtype=torch.int32)
+        self._keys[..., 0], self._keys[..., 1], self._keys[..., 2] = -(2**31), 2**31 - 1, 0
+        self._counts = torch.zeros(*shape, 5, dtype=torch.int64)
+        self._sizes = torch.full((*shape, self.k), _NO_ROOM, dtype=torch.int32)
+        self._tags = torch.full((*shape, self.k), torch.iinfo(torch.int64).max)
+        self._values = torch.zeros(*shape, self.k)
+        self._moments = torch.zeros(*shape, 5, dtype=torch.float64)
+        self._histogram = torch.zeros(*shape, _CELLS, dtype=torch.int64)
+        self._entropy = torch.zeros(*shape, 2, dtype=torch.float64)
+        self._floor_bits = self._floor.contiguous().view(torch.int32).numpy()
+        self._no_holes = torch.empty(0, 0, 0, dtype=torch.bool).numpy()
+
+    def add(
+        self,
+        x: Tensor,
+        lo: Tensor,
+        hi: Tensor,
+        *,
+        tag: int,
+        row_step: int,
+        first_group: int = 0,
+        valid: Tensor | None = None,
+        full: Tensor | None = None,
+        skip: int = -1,
+    ) -> None:
+        """Adds rows.
+
+        Args:
+            x: float32 `[g, rows, columns]`, of group `first_group` and those after it.
+            lo, hi: int64 `[rows]`: columns `lo <= column < hi` of a row count.
+            tag: Of `x[:, 0, 0]`; `row_step` more a row, 1 more a column.
+            valid: bool `[g or 1, rows, columns]` where the columns that count have holes.
+            full: bool `[rows]`: False where only extremes and top-k are wanted.
+            skip: A column that counts in the entropy alone; negative: none.
+        """
+        if full is None:
+            full = torch.ones(x.shape[1], dtype=torch.bool)
+        if self._kernels is None or x.device.type != "cpu":
+            self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip)
+            return
+        _set_threads()
+        self._kernels.scan_rows(
+            x.detach().contiguous().numpy(),
+            lo.numpy(),
+            hi.numpy(),
+            self._no_holes if valid is None else valid.contiguous().numpy(),
+            full.numpy(),
+            skip,
+            tag,
+            row_step,
+            first_group,
+            self._floor_bits,
+            self.wants_entropy,
+            *(
+                part.numpy()
+                for part in (
+                    self._keys,
+                    self._counts,
+                    self._sizes,
+                    self._tags,
+                    self._values,
+                    self._moments,
+                    self._histogram,
+                    self._entropy,
+                )
+            ),
+        )
+
+    def cut(self) -> Cut:
+        """Returns moments and largest magnitudes since the last cut; goes on with the rest."""
+        moments, largest = self._slow_cut
+        self._slow_cut = (Moments.empty(self.groups), torch.zeros(self.groups))
+        if self._kernels is not None:
+            for part in self._moments.unbind(1):
+                moments = moments.merge(Moments.from_state(_named_moments(part.clone())))
+            largest = torch.maximum(largest, self._keys[..., 2].amax(1).view(torch.float32))
+            self._moments.zero_()
+            self._keys[..., 2] = 0
+        self._before_cut = self._before_cut.merge(moments)
+        return Cut(moments=moments, abs_max=largest)
+
+    def finish(self) -> ScanResult:
+        """Returns what was seen."""
+        self.cut()
+        bundle, entropy = self._slow.to("cpu"), self._slow_entropy
+        if self._kernels is not None:
+            bundle = bundle.merge(self._bundle())
+            entropy = entropy + self._entropy.sum(1)
+        bundle = replace(bundle, moments=self._before_cut)
+        return ScanResult(
+            bundle=bundle, entropy_sum=entropy[:, 1], entropy_rows=entropy[:, 0].to(torch.int64)
+        )
+
+    def _bundle(self) -> Bundle:
+        counts = self._counts.sum(1)
+        seen = counts[:, 0] > counts[:, 1] + counts[:, 2]
+        high, low = _number(self._keys[..., 0].amax(1)), _number(self._keys[..., 1].amin(1))
+        nothing = torch.full_like(low, torch.inf)
+        topk = TopK.empty(self.groups, k=self.k)
+        for sizes, tags, values in zip(
+            self._sizes.unbind(1), self._tags.unbind(1), self._values.unbind(1), strict=True
+        ):
+            missing = sizes == _NO_ROOM
+            state = {
+                "values": values.abs().masked_fill(missing, MISSING),
+                "signed": values.masked_fill(missing, 0.0),
+                "tags": tags.masked_fill(missing, -1),
+            }
+            topk = topk.merge(TopK.from_state(state))
+        return Bundle(
+            minmax=MinMax(
+                min=torch.where(seen, low, nothing),
+                max=torch.where(seen, high, -nothing),
+                count=counts[:, 0],
+                nan_count=counts[:, 1],
+                inf_count=counts[:, 2],
+            ),
+            topk=topk,
+            moments=Moments.empty(self.groups),  # they are cut, not kept
+            histogram=Histogram.from_dense(
+                self._histogram.sum(1).view(self.groups, 2, 256, 1 << _MANTISSA_BITS),
+                positive_zeros=counts[:, 3],
+                negative_zeros=counts[:, 4],
+            ),
+        )
+
+    def _add_slowly(
+        self,
+        x: Tensor,
+        lo: Tensor,
+        hi: Tensor,
+        tag: int,
+        row_step: int,
+        first_group: int,
+        valid: Tensor | None,
+        full: Tensor,
+        skip: int,
+    ) -> None:
+        groups, rows, columns = x.shape
+        column = torch.arange(columns, device=x.device)
+        seen = (column >= lo.to(x.device)[:, None]) & (column < hi.to(x.device)[:, None])
+        seen = seen[None].expand(x.shape) if valid is None else (seen & valid).expand(x.shape)
+        full = full.to(x.device)
+        tags = tag + torch.arange(rows, device=x.device)[:, None] * row_step + column
+        if self.wants_entropy:
+            self._add_entropy(first_group, x.float(), seen, full)
+        if 0 <= skip < columns:
+            seen = seen & (column != skip)
+        rest = (first_group, self.groups - first_group - groups)  # groups that have no row here
+        values = pad(x.detach().float().flatten(1), (0, 0, *rest))
+        every = pad(seen.flatten(1), (0, 0, *rest))
+        chosen = pad((seen & full[:, None]).flatten(1), (0, 0, *rest))
+        update = Bundle.empty(self.groups, k=self.k).to(x.device)
+        update = update.update(values, tags.reshape(1, -1), valid=every, sampled=chosen).to("cpu")
+        self._slow = self._slow.merge(replace(update, moments=Moments.empty(self.groups)))
+        moments, largest = self._slow_cut
+        low, high = update.minmax.finish()
+        size = torch.maximum(-low, high).nan_to_num(nan=0.0)
+        self._slow_cut = (moments.merge(update.moments), torch.maximum(largest, size))
+
+    def _add_entropy(self, first: int, x: Tensor, seen: Tensor, full: Tensor) -> None:
+        usable = full & seen.any(2) & (x.isfinite() | ~seen).all(2)  # [g, rows]
+        masked = x.double().masked_fill(~seen, -torch.inf)
+        entropy = torch.special.entr(torch.softmax(masked, -1)).sum(-1)
+        entropy = torch.where(usable, entropy, torch.zeros_like(entropy)).sum(1)
+        both = torch.stack([usable.sum(1).double(), entropy], 1).cpu()
+        self._slow_entropy[first : first + len(x)] += both
+
+
+def _number(key: Tensor) -> Tensor:
+    """Returns the float32 that an ordered int32 stands for."""
+    bits = torch.where(key < 0, key ^ 0x7FFFFFFF, key)
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def _named_moments(part: Tensor) -> dict[str, Tensor]:
+    return dict(zip(("count", "mean", "m2", "m3", "m4"), part.unbind(1), strict=True))
+
+
+def _workers() -> int:
+    import numba
+
+    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+def _set_threads() -> None:
+    import numba
+
+    numba.set_num_threads(_workers())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenSummary:
+    """Largest magnitudes of some tokens; NaN and inf do not take part.
+
+    Attributes:
+        token_top: float32 `[tokens]`, 0 for tokens that were not used.
+        channel_top: float32 `[channels]`.
+        channel_reached: int64 `[channels]`: tokens at which the channel reaches the threshold.
+    """
+
+    token_top: Tensor
+    channel_top: Tensor
+    channel_reached: Tensor
+
+
+def token_summary(x: Tensor, use: Tensor, *, above: float) -> TokenSummary:
+    """Returns row and column maxima of |x| and counts of |x| >= `above`.
+
+    Args:
+        x: float32 `[tokens, channels]`; `use`: bool `[tokens]`.
+    """
+    kernels = compiled()
+    if kernels is None or x.device.type != "cpu":
+        size = x.abs().nan_to_num(nan=0.0, posinf=0.0).masked_fill(~use[:, None], 0.0)
+        return TokenSummary(
+            token_top=size.amax(1).cpu(),
+            channel_top=size.amax(0).cpu(),
+            channel_reached=(size >= above).sum(0).cpu(),
+        )
+    token_top, channel_top = torch.zeros(x.shape[0]), torch.zeros(x.shape[1])
+    reached = torch.zeros(x.shape[1], dtype=torch.int64)
+    outs = (part.numpy() for part in (token_top, channel_top, reached))
+    kernels.token_pass(x.detach().contiguous().numpy(), use.cpu().numpy(), above, *outs)
+    return TokenSummary(token_top=token_top, channel_top=channel_top, channel_reached=reached)
+
+
+def abs_median(x: Tensor) -> float:
+    """Returns the exact lower median of |x| (as `torch.median`); NaN of no or of NaN elements."""
+    flat = x.detach().float().reshape(-1)
+    if flat.numel() == 0 or not bool(flat.isfinite().all()):
+        return float(flat.abs().median()) if flat.numel() else float("nan")
+    kernels = compiled()
+    if kernels is None or flat.device.type != "cpu":
+        return float(flat.abs().median())
+    return float(kernels.abs_select(flat.contiguous().numpy(), (flat.numel() - 1) // 2))

@@ -1,0 +1,148 @@
+"""Statistics of one activation point (hidden state, MLP input, ...), by layer and token class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import torch
+from torch import Tensor
+
+from quantkit.numerics.observers import Bundle, Moments, merged
+from quantkit.numerics.outliers import FEATURE_ABOVE
+from quantkit.numerics.scan import RowScan, token_summary
+from quantkit.outliers.per_sequence import InfNorm, SequenceMeans
+from quantkit.outliers.places import first_real, pack
+from quantkit.outliers.rules import RuleRecord, apply_rules
+from quantkit.probes import Activation
+
+CLASSES: Final = ("first", "others")
+_ROW_STEP: Final = int(pack(torch.tensor(0), torch.tensor(1), torch.tensor(0)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ActivationRecord:
+    """What was seen of one layer's activation; a monoid.
+
+    Attributes:
+        classes: A bundle of one group for each of `CLASSES`.
+        means: Per-sequence figures.
+        channel_top: float32 `[channels]`: max |x| by channel.
+        rules: The rules on whole sequences, where they were asked for.
+        excluded: Elements of padding.
+    """
+
+    classes: dict[str, Bundle]
+    means: SequenceMeans
+    channel_top: Tensor
+    rules: RuleRecord | None
+    excluded: int
+
+    def merge(self, other: Self) -> Self:
+        """Returns the record of both parts."""
+        rules = self.rules
+        if rules is not None and other.rules is not None:
+            rules = rules.merge(other.rules)
+        return type(self)(
+            classes={name: self.classes[name].merge(other.classes[name]) for name in CLASSES},
+            means=self.means.merge(other.means),
+            channel_top=torch.maximum(self.channel_top, other.channel_top),
+            rules=rules,
+            excluded=self.excluded + other.excluded,
+        )
+
+    @property
+    def pooled(self) -> Bundle:
+        """The bundle over both classes."""
+        return merged(list(self.classes.values()))
+
+    @property
+    def channel_ratio(self) -> float:
+        """Max over median of the channels' largest |x|; inf where the median is zero."""
+        return float(self.channel_top.max() / self.channel_top.median())
+
+
+@dataclass
+class ActivationStatistics:
+    """Grows by `see(visit)` once for each layer of a forward pass, at one point.
+
+    Attributes:
+        with_rules: Apply the rules on whole sequences too (they are defined on hidden states).
+        first_sequence: Index of the batch's first sequence; set before each batch.
+        records: By layer.
+        names: Module of each layer.
+        inf_norm: Over all layers; its batch is closed by who runs the model.
+    """
+
+    with_rules: bool = False
+    first_sequence: int = 0
+    records: dict[int, ActivationRecord] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    inf_norm: InfNorm = field(default_factory=InfNorm)
+
+    def see(self, visit: Activation) -> None:
+        """Adds one layer's activation."""
+        before = self.records.get(visit.layer)
+        record = self._record(visit, before)
+        self.records[visit.layer] = record if before is None else before.merge(record)
+        self.names[visit.layer] = visit.name
+
+    def _record(self, visit: Activation, before: ActivationRecord | None) -> ActivationRecord:
+        x, real = visit.tensor.detach().float(), visit.real.cpu()
+        batch, length, channels = x.shape
+        first = first_real(real)
+        position = torch.arange(length)
+        floors = {
+            n: None if before is None else before.classes[n].topk.values[:, -1] for n in CLASSES
+        }
+        scans = {name: RowScan(1, floor=floors[name]) for name in CLASSES}
+        means, sequence_max = SequenceMeans.empty(1), dict[int, float]()
+        channel_top = torch.zeros(channels)
+        rules = RuleRecord.empty(channels) if self.with_rules else None
+        hi = torch.full((length,), channels)
+        for index in range(batch):
+            sequence = self.first_sequence + index
+            if not bool(real[index].any()):
+                continue
+            tag = int(pack(torch.tensor(sequence), torch.tensor(0), torch.tensor(0)))
+            is_first = position == first[index]
+            moments, largest = Moments.empty(1), torch.zeros(1)
+            for name, chosen in (
+                ("first", real[index] & is_first),
+                ("others", real[index] & ~is_first),
+            ):
+                scans[name].add(
+                    x[index][None],
+                    torch.zeros_like(hi),
+                    torch.where(chosen, hi, 0),
+                    tag=tag,
+                    row_step=_ROW_STEP,
+                )
+                cut = scans[name].cut()
+                moments, largest = moments.merge(cut.moments), torch.maximum(largest, cut.abs_max)
+            means = means.add(largest, moments, torch.ones(1, dtype=torch.bool))
+            sequence_max[sequence] = float(largest)
+            summary = token_summary(x[index], real[index], above=FEATURE_ABOVE)
+            channel_top = torch.maximum(channel_top, summary.channel_top)
+            if rules is not None:
+                rules = rules.merge(
+                    apply_rules(
+                        x[index], real[index], summary, layer=visit.layer, sequence=sequence
+                    )
+                )
+        self.inf_norm.see(sequence_max)
+        return ActivationRecord(
+            classes={name: scan.finish().bundle for name, scan in scans.items()},
+            means=means,
+            channel_top=channel_top,
+            rules=rules,
+            excluded=int((~real).sum()) * channels,
+        )
+
+    def merge(self, other: ActivationStatistics) -> None:
+        """Adds what another process saw."""
+        for layer, record in other.records.items():
+            before = self.records.get(layer)
+            self.records[layer] = record if before is None else before.merge(record)
+        self.names |= other.names
+        self.inf_norm.merge(other.inf_norm)

@@ -1,0 +1,89 @@
+"""A recording: the statistics of all points of one model, as a monoid of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantkit.outliers.activations import ActivationStatistics
+from quantkit.outliers.attention import AttentionStatistics
+from quantkit.outliers.maps import RowSampling
+
+ATTENTION, HIDDEN = "attention_logit", "hidden_state"
+
+
+@dataclass
+class Recording:
+    """Grows by one batch between `begin` and `end`, through its callbacks for `probes.attach`.
+
+    Attributes:
+        attention: Of logits, modified logits and effective maps.
+        activations: By point; `hidden_state` among them.
+        hits: By point and module: calls and elements.
+    """
+
+    attention: AttentionStatistics
+    activations: dict[str, ActivationStatistics]
+    hits: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, points: Sequence[str], sampling: RowSampling) -> Recording:
+        """Returns an empty recording; attention logits and hidden states are always in it."""
+        names = dict.fromkeys([HIDDEN, *(point for point in points if point != ATTENTION)])
+        return cls(
+            attention=AttentionStatistics(sampling=sampling),
+            activations={name: ActivationStatistics(with_rules=name == HIDDEN) for name in names},
+        )
+
+    def callbacks(self) -> dict[str, Callable[[Any], None]]:
+        """Returns what `probes.attach` calls at each point."""
+        looks: dict[str, Callable[[Any], None]] = {ATTENTION: self.attention.see}
+        return looks | {name: stats.see for name, stats in self.activations.items()}
+
+    def begin(self, first_sequence: int) -> None:
+        """Starts a batch whose first sequence has this index."""
+        self.attention.first_sequence = first_sequence
+        for statistics in self.activations.values():
+            statistics.first_sequence = first_sequence
+
+    def end(self) -> None:
+        """Ends a batch."""
+        self.attention.inf_norm.close()
+        for statistics in self.activations.values():
+            statistics.inf_norm.close()
+
+    def add_hits(self, hits: dict[str, dict[str, tuple[int, int]]]) -> None:
+        """Adds calls and elements."""
+        for point, modules in hits.items():
+            known = self.hits.setdefault(point, {})
+            for name, (calls, elements) in modules.items():
+                before = known.get(name, (0, 0))
+                known[name] = (before[0] + calls, before[1] + elements)
+
+    def merge(self, other: Recording) -> None:
+        """Adds what another process recorded."""
+        self.attention.merge(other.attention)
+        for name, statistics in other.activations.items():
+            self.activations[name].merge(statistics)
+        self.add_hits(other.hits)
+
+    def nonfinite(self) -> list[str]:
+        """Returns one sentence for each layer and point where NaN or inf were seen."""
+        said = []
+        for (point, layer, map_), record in sorted(self.attention.maps.items()):
+            bad = record.pooled.minmax
+            where = f"{point} of layer {layer}, map {map_}"
+            said += _said(where, int(bad.nan_count.sum()), int(bad.inf_count.sum()))
+        for point, statistics in self.activations.items():
+            for layer, activation in sorted(statistics.records.items()):
+                bad = activation.pooled.minmax
+                where = f"{point} of layer {layer}"
+                said += _said(where, int(bad.nan_count.sum()), int(bad.inf_count.sum()))
+        return said
+
+
+def _said(where: str, nans: int, infs: int) -> list[str]:
+    if not nans and not infs:
+        return []
+    return [f"{where} holds {nans} NaN and {infs} inf values; they are left out of its figures."]
