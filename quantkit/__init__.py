@@ -18,17 +18,31 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("quantkit.pipelines", "run_export"),
     "compare": ("quantkit.pipelines", "run_compare"),
     "report": ("quantkit.reporting", "write_report"),
+    "record": ("quantkit.outliers", "record"),
+    "record_qk": ("quantkit.probes", "record_qk"),
 }
 """Public function -> (the module that has it, its name there)."""
 
-__all__ = ["__version__", "calibrate", "compare", "export", "report", "stats", "sweep"]
+__all__ = [
+    "__version__",
+    "calibrate",
+    "compare",
+    "export",
+    "record",
+    "record_qk",
+    "report",
+    "stats",
+    "sweep",
+]
 
 if TYPE_CHECKING:
+    from quantkit.outliers import record
     from quantkit.pipelines import run_calibrate as calibrate
     from quantkit.pipelines import run_compare as compare
     from quantkit.pipelines import run_export as export
     from quantkit.pipelines import run_stats as stats
     from quantkit.pipelines import run_sweep as sweep
+    from quantkit.probes import record_qk
     from quantkit.reporting import write_report as report
 
 

@@ -36,6 +36,8 @@ OPSETS: Final = (21, 22, 23)
 SHIPPED_PAIR: Final[tuple[str, ...]] = ()
 """The matched models that `compare` takes when none is named; none ships in this version."""
 
+_LIMIT: Final = re.compile(r"(cpu|[0-9]{1,3})=([0-9]+(?:\.[0-9]+)?[KMG]i?B)")
+
 NOT_CONFIG: Final = frozenset({"out", "force"})
 """Fields that say where the result goes, not what it is: they do not enter the hash."""
 
@@ -65,6 +67,8 @@ class StatsJob:
         rows: Query rows a sequence that enter moments and histogram of attention; None: all.
         layers, linear, allow_unseen: Glob patterns on module names.
         device_map: `auto` spreads a large model over devices, memory and disk.
+        max_memory: `device=size` words for it, e.g. `cpu=300MB` or `0=20GB` (GPU 0); what fits in
+            none of the devices that are named stays on disk. Empty: what is free now.
     """
 
     models: tuple[str, ...]
@@ -75,6 +79,7 @@ class StatsJob:
     dtype: str = "float32"
     device: str = "cpu"
     device_map: str | None = None
+    max_memory: tuple[str, ...] = ()
     bos: str = "auto"
     count_masked: bool = False
     points: tuple[str, ...] | None = None
@@ -93,7 +98,7 @@ class StatsJob:
         _check_cpu(self.device)
         _check_positive("samples", self.samples)
         if self.rows is not None:
-            _check_positive("rows", self.rows)
+            _check_positive("rows", self.rows, least=0)
         for quantile in self.quantiles:
             if not 0.0 < quantile <= 1.0:
                 raise InputError(f"--quantiles takes fractions above 0 up to 1, got {quantile:g}.")
@@ -101,6 +106,9 @@ class StatsJob:
             _check_choice("points", point, STATS_POINTS)
         if self.device_map is not None:
             _check_choice("device-map", self.device_map, DEVICE_MAPS)
+        if self.max_memory and self.device_map is None:
+            raise InputError("--max-memory is for a model that is spread: give --device-map auto.")
+        memory_limits(self.max_memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +291,27 @@ def _slug(model: str) -> str:
     """Returns the last part of a path or hub id, in characters every file system has."""
     last = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.") or "model"
+
+
+def memory_limits(words: tuple[str, ...]) -> dict[int | str, str]:
+    """Returns `{"cpu": "300MB", 0: "20GB"}` for `("cpu=300MB", "0=20GB")`; numbers are GPUs.
+
+    Raises:
+        InputError: another word, or a device that is named twice.
+    """
+    limits: dict[int | str, str] = {}
+    for word in words:
+        found = _LIMIT.fullmatch(word.strip())
+        if found is None:
+            raise InputError(
+                f"--max-memory takes device=size words such as cpu=300MB,0=20GB (devices: cpu, or "
+                f"a GPU's number; units: KB, MB, GB, KiB, MiB, GiB); got {word!r}."
+            )
+        device = found[1] if found[1] == "cpu" else int(found[1])
+        if device in limits:
+            raise InputError(f"--max-memory names {found[1]} twice.")
+        limits[device] = found[2]
+    return limits
 
 
 def _check_common(seq_len: int, batch_size: int, dtype: str, bos: str) -> None:

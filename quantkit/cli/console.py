@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from quantkit.errors import GateError, QuantkitError
+from quantkit.processes import lone_launch, may_talk
 from quantkit.progress import Progress, silent
 
 
@@ -81,9 +82,11 @@ def run_stage(
         result: Name of the result file, or None for all result files below the folder.
         view: Text for a person.
     """
-    # these bars would be drawn over ours, and nobody asked for their talk
-    is_first = os.environ.get("RANK", "0") == "0"  # of several processes one talks
+    is_first = may_talk()  # of several processes one talks
     quiet = quiet or not is_first
+    if not quiet and (note := lone_launch()):
+        typer.echo(note, err=True)
+    # these bars would be drawn over ours, and nobody asked for their talk
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from quantkit.errors import GateError, QuantkitError
+from quantkit.processes import may_talk
 
 INTERRUPTED = 130
 BAD_INPUT = 2
@@ -17,9 +18,13 @@ GATE_FAILED = 1
 
 
 def fail(message: str, code: int) -> typer.Exit:
-    """Prints `error: ...` on one line of stderr; returns the exit to raise."""
+    """Prints `error: ...` on one line of stderr; returns the exit to raise.
+
+    Of several processes that share a job the first one prints: the others' errors reach it.
+    """
     line = "".join(c for c in " ".join(message.split()) if c.isprintable())
-    typer.echo(f"error: {line}", err=True)
+    if may_talk():
+        typer.echo(f"error: {line}", err=True)
     return typer.Exit(code)
 
 
@@ -41,9 +46,11 @@ class OneLineErrors(TyperGroup):
                 raise
             raise fail(f"{error.filename}: {error.strerror}.", BAD_INPUT) from error
         except KeyboardInterrupt as error:
-            typer.echo(
-                "interrupted: finished work is kept; the same command goes on from there.", err=True
-            )
+            if may_talk():
+                typer.echo(
+                    "interrupted: finished work is kept; the same command goes on from there.",
+                    err=True,
+                )
             raise typer.Exit(INTERRUPTED) from error
 
     def main(

@@ -93,6 +93,16 @@ def stats(
             "memory and disk.",
         ),
     ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--max-memory",
+            metavar="LIST",
+            show_default="what is free",
+            help="With --device-map, how much each device may hold: cpu=16GB,0=20GB (0: GPU 0); "
+            "the rest stays on disk.",
+        ),
+    ] = None,
     bos: options.Bos = "auto",
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Of the choice of rows, with --rows.")
@@ -106,7 +116,7 @@ def stats(
 
     Attention logits, hidden states and what goes into the MLPs, by layer, head and token class;
     writes stats.json (with several models: one in a folder of each). Several processes share the
-    batches: accelerate launch -m quantkit stats ...
+    batches: torchrun --nproc-per-node 2 -m quantkit stats ...
 
     \b
     Examples:
@@ -125,6 +135,7 @@ def stats(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        max_memory=() if max_memory is None else options.words("max-memory", max_memory),
         bos=bos,
         count_masked=count_masked,
         points=None if points is None else options.words("points", points),

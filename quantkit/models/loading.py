@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from quantkit.errors import InputError, suggest
 from quantkit.models.architectures import model_class, require_real_weights
 from quantkit.models.families import attention_modules, layer_modules, layout_of
 from quantkit.models.hub import hub_folder
+from quantkit.models.placement import Placement, input_device, weights
 from quantkit.models.shipped import (
     SHIPPED,
     dequantized,
@@ -75,14 +77,14 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        return torch.device(next(self.model.parameters()).device)
+        return input_device(self.model)
 
     def info(self) -> ModelInfo:
         """Returns what a result file says about the model."""
         model = self.model
         config: Any = getattr(model, "config", None)
         sizes = sizes_of(model)
-        dtype, device = place_of(model)
+        dtype, _ = place_of(model)
         layouts = [layout_of(module) for _, module in attention_modules(model)]
         return ModelInfo(
             name=self.name,
@@ -91,7 +93,7 @@ class LoadedModel:
             architecture=type(model).__name__,
             parameters=sum(p.numel() for p in model.parameters()),
             dtype=dtype,
-            device=device,
+            device=str(self.device),
             layers=len(layer_modules(model)) or sizes.layers,
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
@@ -110,23 +112,65 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     device_map: str | None = None,
+    max_memory: Mapping[int | str, str] | None = None,
 ) -> LoadedModel:
     """Returns the model with this name or at this path, checked for NaN and inf.
 
     Its class is the one that config.json's `architectures` names; code beside the weights is
     never run, and weights that would be random are refused.
 
+    Args:
+        device_map: `auto` spreads a model that is too large for one device over devices, memory
+            and disk; of a transformers folder, a hub id or a shipped model.
+        max_memory: How much a device may hold then, e.g. `{"cpu": "300MB", 0: "20GB"}`; what has
+            no room stays on disk.
+
     Raises:
         InputError: nothing there, no weights, NaN weights (by name), weights that the checkpoint
             lacks, an architecture that transformers does not have, a missing package, no network
-            for a hub id, an unknown dtype or device.
+            for a hub id, an unknown dtype or device, a device map for what is loaded whole.
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}.{suggest(dtype, DTYPES)}")
-    _check_device(device)
+    placement = Placement(device=device, device_map=device_map, max_memory=max_memory)
+    path = Path(name_or_path).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        placement.require_folder(name_or_path, "a GGUF file")
+    if name_or_path.startswith(TIMM) and not path.exists():
+        placement.require_folder(name_or_path, "a timm model")
+        name, timm, sha256, warnings = timm_model(name_or_path, DTYPES[dtype])
+        timm.to(device)
+        return _finish(name, name_or_path, timm, None, sha256, warnings, None)
+    source = _located(name_or_path)
+    sha256 = source.sha256 or _hash_all(_weight_files(source.folder, name_or_path))
+    return _from_folder(source, name_or_path, dtype, placement, sha256)
+
+
+def prepare(name_or_path: str) -> None:
+    """Returns when what `load` has to convert or download lies in its cache.
+
+    Raises:
+        InputError: as `load`, for what is not there.
+    """
+    if not name_or_path.startswith(TIMM):
+        _located(name_or_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Located:
+    """A transformers folder; `sha256` of its weights where it is known, else empty."""
+
+    folder: Path
+    name: str
+    sha256: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def _located(name_or_path: str) -> _Located:
+    """Returns the folder of a model, converted or downloaded where it has to be."""
     path = Path(name_or_path).expanduser()
     if name_or_path in SHIPPED and not path.exists():
-        return _shipped(name_or_path, dtype, device)
+        return _shipped(name_or_path)
     if path.is_file():
         if path.suffix != ".gguf":
             raise InputError(
@@ -134,23 +178,18 @@ def load(
             )
         folder, sha256 = dequantized(path)
         notes = (DEQUANTIZED.format(what="GGUF"),)
-        return _from_folder(folder, path.stem, name_or_path, dtype, device, sha256, notes)
+        return _Located(folder=folder, name=path.stem, sha256=sha256, warnings=notes)
     if path.is_dir():
-        weights = _weight_files(path, name_or_path)
-        sha256 = _hash_all(weights)
-        return _from_folder(path, path.resolve().name, name_or_path, dtype, device, sha256, ())
-    if name_or_path.startswith(TIMM):
-        name, timm, sha256, warnings = timm_model(name_or_path, DTYPES[dtype])
-        return _finish(name, name_or_path, timm, None, sha256, warnings, device, None)
+        return _Located(folder=path, name=path.resolve().name)
     if _HUB_ID.fullmatch(name_or_path):
-        return _from_hub(name_or_path, dtype, device)
+        return _Located(folder=hub_folder(name_or_path), name=name_or_path.split("/")[1])
     raise InputError(
         f"model {name_or_path!r}: no such folder or file, and not the name of a shipped model."
         + suggest(name_or_path, SHIPPED)
     )
 
 
-def _shipped(name: str, dtype: str, device: str) -> LoadedModel:
+def _shipped(name: str) -> _Located:
     warnings: tuple[str, ...] = ()
     if name == "minilm":
         weights = shipped_file(name)
@@ -160,16 +199,7 @@ def _shipped(name: str, dtype: str, device: str) -> LoadedModel:
     else:
         folder, sha256 = dequantized(smollm2_gguf())
         warnings = (DEQUANTIZED.format(what="GGUF, 4 bits"),)
-    return _from_folder(folder, name, name, dtype, device, sha256, warnings)
-
-
-def _check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"unknown device {device!r}; expected cpu, cuda or cuda:N.") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: torch sees no CUDA device here; use --device cpu.")
+    return _Located(folder=folder, name=name, sha256=sha256, warnings=warnings)
 
 
 def _weight_files(folder: Path, given: str) -> list[Path]:
@@ -195,27 +225,21 @@ def _hash_all(files: list[Path]) -> str:
 
 
 def _from_folder(
-    folder: Path,
-    name: str,
-    source: str,
-    dtype: str,
-    device: str,
-    sha256: str,
-    warnings: tuple[str, ...],
+    located: _Located, source: str, dtype: str, placement: Placement, sha256: str
 ) -> LoadedModel:
+    folder = located.folder
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            loaded: Any = model_class(config, source).from_pretrained(
+            model, report = placement.load(
+                model_class(config, source),
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
                 local_files_only=True,
-                output_loading_info=True,
             )
-            model, report = loaded
             tokenizer = _tokenizer(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{source} cannot be loaded: {_first_line(error)}") from error
@@ -223,11 +247,11 @@ def _from_folder(
         if type(error).__name__ == "SafetensorError":
             raise InputError(f"{source}: broken weights file: {_first_line(error)}") from error
         raise
-    warnings = (*warnings, *require_real_weights(model, report, source))
+    warnings = (*located.warnings, *require_real_weights(model, report, source))
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         warnings = (*warnings, DEQUANTIZED.format(what="quantization_config"))
-    return _finish(name, source, model, tokenizer, sha256, warnings, device, folder)
+    return _finish(located.name, source, model, tokenizer, sha256, warnings, folder)
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -240,12 +264,6 @@ def _tokenizer(folder: Path) -> Any:
         return None  # what needs it says so
 
 
-def _from_hub(name: str, dtype: str, device: str) -> LoadedModel:
-    path = hub_folder(name)
-    sha256 = _hash_all(_weight_files(path, name))
-    return _from_folder(path, name.split("/")[1], name, dtype, device, sha256, ())
-
-
 def _finish(
     name: str,
     source: str,
@@ -253,10 +271,9 @@ def _finish(
     tokenizer: Any,
     sha256: str,
     warnings: tuple[str, ...],
-    device: str,
     folder: Path | None,
 ) -> LoadedModel:
-    for tensor_name, tensor in model.state_dict().items():
+    for tensor_name, tensor in weights(model):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
             raise InputError(
@@ -264,7 +281,6 @@ def _finish(
                 "ones. The checkpoint is broken: get it again."
             )
     model.train(False).requires_grad_(False)
-    model.to(device)
     return LoadedModel(
         name=name,
         source=source,

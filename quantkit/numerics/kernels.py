@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 # Sums may be reordered (that is what makes them fast); NaN and inf keep their meaning.
 _FAST: Final = {"reassoc", "contract", "nsz", "arcp"}
@@ -23,6 +23,9 @@ _FAST: Final = {"reassoc", "contract", "nsz", "arcp"}
 MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 INF_BITS: Final = np.int32(0x7F800000)
 _LOG2_E: Final = np.float32(1.4426950408889634)
+# Below it exp is no longer a normal number; what e * u adds there is below 1e-35, and a distance of
+# 1e38 would make it more.
+_FAR_BELOW: Final = np.float32(-88.0)
 # Minimax polynomial of 2^f on [0, 1); with the float32 sums its error stays below 3e-6 of a row's
 # entropy, measured against float64.
 _EXP2: Final = (
@@ -91,7 +94,7 @@ def _entropy(x: Any, top: Any) -> Any:
     """Returns the entropy in nats of softmax(x), whose largest element is `top`."""
     total, weighted = np.float32(0), np.float32(0)
     for j in range(x.shape[0]):
-        u = x[j] - top
+        u = max(x[j] - top, _FAR_BELOW)
         y = max(u * _LOG2_E, np.float32(-126.0))
         whole = np.floor(y)
         f = y - whole
@@ -123,8 +126,9 @@ def _before(size: Any, tag: Any, value: Any, size2: Any, tag2: Any, value2: Any)
     return tag < tag2 or (tag == tag2 and value > value2)
 
 
-@njit(fastmath=_FAST, parallel=True, cache=True)
+@njit(fastmath=_FAST, nogil=True, cache=True)
 def scan_rows(
+    part: int,
     x: Any,
     lo: Any,
     hi: Any,
@@ -145,9 +149,11 @@ def scan_rows(
     histogram: Any,
     entropy: Any,
 ) -> None:
-    """Adds a block to the accumulators.
+    """Adds one worker's share of a block's rows to its accumulators.
 
     Args:
+        part: The worker; rows are dealt out to `parts` of them, which share nothing. It holds no
+            lock, so Python's threads run it side by side.
         x: float32 [g, rows, columns], contiguous; group `first_group` and those after it.
         lo, hi: int64 [rows], the columns that count.
         valid: bool [g or 1, rows, columns] where those have holes; [0, 0, 0] where not.
@@ -160,18 +166,15 @@ def scan_rows(
         sizes, tags, values: [groups, parts, k] int32, int64, float32: the top-k.
         moments: float64 [groups, parts, 5]; histogram: int64 [groups, parts, 65536].
         entropy: float64 [groups, parts, 2]: rows and their sum.
-
-    Rows are dealt out to `parts` workers, which share nothing.
     """
     groups, rows, columns = x.shape
     parts = keys.shape[1]
     no_row = np.empty(0, np.bool_)
-    for work in prange(groups * parts):
-        local, part = work // parts, work % parts
+    gap_values = np.empty(columns, np.float32)
+    gap_columns = np.empty(columns, np.int64)
+    finite = np.empty(0, np.float32)
+    for local in range(groups):
         group = first_group + local
-        gap_values = np.empty(columns, np.float32)
-        gap_columns = np.empty(columns, np.int64)
-        finite = np.empty(0, np.float32)
         for r in range(part, rows, parts):
             if hi[r] <= lo[r]:
                 continue
@@ -218,6 +221,9 @@ def scan_rows(
                         finite[kept] = row[j]
                         kept += 1
                 if kept == 0:
+                    if full[r]:
+                        for j in range(n):
+                            histogram[group, part, (bits[j] >> 16) & 0xFFFF] += 1
                     continue
                 high, low, top, _ = _extremes(finite[:kept].view(np.int32))
             out = keys[group, part]

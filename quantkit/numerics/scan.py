@@ -9,6 +9,7 @@ The compiled pass needs numba and the CPU; without either `Bundle.update` does t
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -88,8 +89,9 @@ class RowScan:
 
     def _allocate(self) -> None:
         room = max(1, _DENSE_BYTES // (self.groups * _CELLS * 8))
-        parts = min(_workers(), room)
-        shape = (self.groups, parts)
+        self._parts = min(torch.get_num_threads(), room)
+        self._threads = ThreadPoolExecutor(max_workers=max(1, self._parts - 1))
+        shape = (self.groups, self._parts)
         self._keys = torch.empty(*shape, 3, dtype=torch.int32)
         self._keys[..., 0], self._keys[..., 1], self._keys[..., 2] = -(2**31), 2**31 - 1, 0
         self._counts = torch.zeros(*shape, 5, dtype=torch.int64)
@@ -99,6 +101,19 @@ class RowScan:
         self._moments = torch.zeros(*shape, 5, dtype=torch.float64)
         self._histogram = torch.zeros(*shape, _CELLS, dtype=torch.int64)
         self._entropy = torch.zeros(*shape, 2, dtype=torch.float64)
+        self._arrays = [
+            part.numpy()
+            for part in (
+                self._keys,
+                self._counts,
+                self._sizes,
+                self._tags,
+                self._values,
+                self._moments,
+                self._histogram,
+                self._entropy,
+            )
+        ]
         self._floor_bits = self._floor.contiguous().view(torch.int32).numpy()
         self._no_holes = torch.empty(0, 0, 0, dtype=torch.bool).numpy()
 
@@ -130,8 +145,7 @@ class RowScan:
         if self._kernels is None or x.device.type != "cpu":
             self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip)
             return
-        _set_threads()
-        self._kernels.scan_rows(
+        inputs = (
             x.detach().contiguous().numpy(),
             lo.numpy(),
             hi.numpy(),
@@ -143,20 +157,14 @@ class RowScan:
             first_group,
             self._floor_bits,
             self.wants_entropy,
-            *(
-                part.numpy()
-                for part in (
-                    self._keys,
-                    self._counts,
-                    self._sizes,
-                    self._tags,
-                    self._values,
-                    self._moments,
-                    self._histogram,
-                    self._entropy,
-                )
-            ),
         )
+        others = [
+            self._threads.submit(self._kernels.scan_rows, part, *inputs, *self._arrays)
+            for part in range(1, self._parts)
+        ]
+        self._kernels.scan_rows(0, *inputs, *self._arrays)
+        for other in others:
+            other.result()
 
     def cut(self) -> Cut:
         """Returns moments and largest magnitudes since the last cut; goes on with the rest."""
@@ -176,6 +184,7 @@ class RowScan:
         self.cut()
         bundle, entropy = self._slow.to("cpu"), self._slow_entropy
         if self._kernels is not None:
+            self._threads.shutdown()
             bundle = bundle.merge(self._bundle())
             entropy = entropy + self._entropy.sum(1)
         bundle = replace(bundle, moments=self._before_cut)
@@ -267,18 +276,6 @@ def _number(key: Tensor) -> Tensor:
 
 def _named_moments(part: Tensor) -> dict[str, Tensor]:
     return dict(zip(("count", "mean", "m2", "m3", "m4"), part.unbind(1), strict=True))
-
-
-def _workers() -> int:
-    import numba
-
-    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-
-
-def _set_threads() -> None:
-    import numba
-
-    numba.set_num_threads(_workers())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+import torch
 
 from quantkit.outliers.effective import EffectiveRecord, scan_effective
 from quantkit.outliers.maps import MapRecord, RowSampling, scan_map
@@ -61,8 +63,21 @@ class AttentionStatistics:
             first_sequence=self.first_sequence,
             sampling=self.sampling,
             floor=None if before is None else before.floor,
-            entropy=entropy,
+            entropy=entropy and not call.all_entries,
         )
+        if entropy and call.all_entries:  # the softmax is not over what is masked
+            attended = replace(call, all_entries=False)
+            alone, _ = scan_map(
+                attended,
+                attended.blocks(modified=point == MODIFIED),
+                first_sequence=self.first_sequence,
+                sampling=self.sampling,
+                floor=torch.full((call.heads,), torch.inf),
+                entropy=True,
+            )
+            record = replace(
+                record, entropy_sum=alone.entropy_sum, entropy_rows=alone.entropy_rows
+            )
         self.maps[slot] = record if before is None else before.merge(record)
         if point == LOGIT:
             self.inf_norm.see(largest)

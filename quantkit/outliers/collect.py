@@ -19,7 +19,7 @@ from quantkit.models import LoadedModel, backbone
 from quantkit.outliers.assemble import Assembly, TokenText
 from quantkit.outliers.maps import RowSampling
 from quantkit.outliers.recording import Recording
-from quantkit.probes import attach, has_point
+from quantkit.probes import attach, has_point, require_seen
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
 from quantkit.results import Stats
@@ -65,43 +65,52 @@ def collect(
     if points is None:
         points = [point for point in DEFAULT_POINTS if has_point(loaded.model, point)]
     recording = Recording.of(points, RowSampling(rows=rows, seed=seed))
-    run(
-        recording,
-        loaded,
-        data,
-        batch_size=batch_size,
-        processes=processes,
-        progress=progress,
-        count_masked=count_masked,
-        layers=layers,
-        select=select,
-        allow_unseen=allow_unseen,
+    processes.everywhere(
+        lambda: run(
+            recording,
+            loaded,
+            data,
+            batch_size=batch_size,
+            processes=processes,
+            progress=progress,
+            count_masked=count_masked,
+            layers=layers,
+            select=select,
+            # what one process's batches leave out, another's may see: judged when all is merged
+            allow_unseen=[*_patterns(allow_unseen), *(["*"] if processes.count > 1 else [])],
+        )
     )
-    parts = processes.gather(recording)
-    if not parts:
-        return None
-    first, *others = [part for part in parts if part.hits]
-    for other in others:
-        first.merge(other)
-    assembly = Assembly(
-        recording=first,
-        token=token_text(loaded, data),
-        quantiles=quantiles,
-        count_masked=count_masked,
-    )
-    return Stats(
-        model=loaded.info(),
-        data=data.info(batch_size),
-        environment=environment(),
-        summary=assembly.summary(),
-        points=assembly.points(),
-        sampled_rows=rows,
-        seed=seed,
-        processes=processes.count,
-        differential=assembly.differential(),
-        hits=assembly.hits(),
-        warnings=first.nonfinite(),
-    )
+    for other in processes.gather(recording):
+        if other is not recording:
+            recording.merge(other)
+    found: list[Stats] = []
+
+    def assemble() -> None:
+        require_seen(recording.attachment(), _patterns(allow_unseen))
+        assembly = Assembly(
+            recording=recording,
+            token=token_text(loaded, data),
+            quantiles=quantiles,
+            count_masked=count_masked,
+        )
+        found.append(
+            Stats(
+                model=loaded.info(),
+                data=data.info(batch_size),
+                environment=environment(),
+                summary=assembly.summary(),
+                points=assembly.points(),
+                sampled_rows=rows,
+                seed=seed,
+                processes=processes.count,
+                differential=assembly.differential(),
+                hits=assembly.hits(),
+                warnings=recording.nonfinite(),
+            )
+        )
+
+    processes.at_first(assemble)
+    return found[0] if found else None
 
 
 def run(
@@ -139,6 +148,10 @@ def run(
         }
     )
     progress(what, len(mine), len(mine))
+
+
+def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _inputs(model: Any, inputs: dict[str, Tensor], device: torch.device) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def scan_map(
         if block.sequence != current:
             close()
             current = block.sequence
-            full = sampling.chosen(attended.lo.shape[1], first_sequence + current)
+            full = _sampled(call, attended, current, sampling, first_sequence + current)
         rows = slice(block.row, block.row + block.logits.shape[1])
         tag = int(
             pack(
@@ -168,6 +168,22 @@ def scan_map(
         excluded=call.entries - elements,
     )
     return record, sequence_max
+
+
+def _sampled(
+    call: AttentionLogits, attended: Spans, index: int, sampling: RowSampling, sequence: int
+) -> Tensor:
+    """Returns which rows are sampled, bool `[queries]`.
+
+    Of those that attend to something, so that the choice does not depend on how far a batch is
+    padded; of all rows where masked entries count.
+    """
+    seen = attended.hi[index] > attended.lo[index]
+    if call.all_entries:
+        seen = torch.ones_like(seen)
+    full = torch.zeros_like(seen)
+    full[seen] = sampling.chosen(int(seen.sum()), sequence)
+    return full
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

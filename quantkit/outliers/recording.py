@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.attention import AttentionStatistics
 from quantkit.outliers.maps import RowSampling
+from quantkit.probes import Attachment, Hits
 
 ATTENTION, HIDDEN = "attention_logit", "hidden_state"
 
@@ -67,6 +68,15 @@ class Recording:
         for name, statistics in other.activations.items():
             self.activations[name].merge(statistics)
         self.add_hits(other.hits)
+
+    def attachment(self) -> Attachment:
+        """Returns the hits as probes count them, to be judged over all processes."""
+        return Attachment(
+            hits={
+                point: {name: Hits(calls=n, elements=size) for name, (n, size) in modules.items()}
+                for point, modules in self.hits.items()
+            }
+        )
 
     def nonfinite(self) -> list[str]:
         """Returns one sentence for each layer and point where NaN or inf were seen."""

@@ -118,10 +118,12 @@ def _massive(
     high = tops > MASSIVE_ABOVE
     if not bool(high.any()):
         return 0, []  # and no need for the median
-    median = abs_median(x if len(position) == len(x) else x[position])
+    used = x if len(position) == len(x) else x[position]
+    finite = used.isfinite()
+    median = abs_median(used if bool(finite.all()) else used[finite])
     candidates = position[high].to(x.device)
     tokens = x[candidates].cpu()
-    mask = massive_mask(tokens, median=median)
+    mask = massive_mask(tokens, median=median) & tokens.isfinite()
     size = tokens.abs().masked_fill(~mask, 0.0).reshape(-1)
     largest = size.topk(min(_KEPT, int(mask.sum()))).indices
     found = []

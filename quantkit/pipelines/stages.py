@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,8 +21,15 @@ from quantkit.calib_sets import (
 from quantkit.calibration import observation_tensors, observe, ranges_of
 from quantkit.errors import GateError, InputError
 from quantkit.exporting.proof import export_and_prove
-from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
-from quantkit.models import LoadedModel, is_decoder_only, load
+from quantkit.jobs import (
+    CalibrateJob,
+    CompareJob,
+    ExportJob,
+    StatsJob,
+    SweepJob,
+    memory_limits,
+)
+from quantkit.models import LoadedModel, is_decoder_only, load, prepare
 from quantkit.numerics.observers.minmax import MinMax
 from quantkit.outliers import collect
 from quantkit.pipelines.headline import headline
@@ -46,13 +54,12 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
             return run.folder
         names: list[str] = []
         for source in job.models:
-            loaded = load(source, dtype=job.dtype, device=job.device, device_map=job.device_map)
+            if processes.count > 1:  # one converts or downloads, the others find it done
+                processes.at_first(partial(prepare, source))
+            loaded, data = processes.everywhere(partial(_load_with_data, source, job, processes))
             if loaded.name in names:
                 raise InputError(_TWICE.format(name=loaded.name))
             names.append(loaded.name)
-            data = data_slice(
-                job.data, loaded, seq_len=job.seq_len, samples=job.samples, bos=job.bos
-            )
             folder = run.folder if len(job.models) == 1 else run.folder / loaded.name
             options: dict[str, Any] = {
                 "points": job.points,
@@ -68,6 +75,20 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
             del loaded  # one model at a time in memory
         processes.at_first(run.finish)
         return run.folder
+
+
+def _load_with_data(
+    source: str, job: StatsJob, processes: Processes
+) -> tuple[LoadedModel, DataSlice]:
+    loaded = load(
+        source,
+        dtype=job.dtype,
+        device=processes.own_device(job.device),
+        device_map=job.device_map,
+        max_memory=memory_limits(job.max_memory) or None,
+    )
+    data = data_slice(job.data, loaded, seq_len=job.seq_len, samples=job.samples, bos=job.bos)
+    return loaded, data
 
 
 def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
@@ -263,8 +284,12 @@ def _stats(
     stats = collect(
         loaded, data, batch_size=batch_size, processes=processes, progress=progress, **options
     )
-    if stats is not None:
-        write_json(path, stats)
+
+    def write() -> None:
+        if stats is not None:  # which it is at the first process
+            write_json(path, stats)
+
+    processes.at_first(write)
 
 
 def _ranges(

@@ -1,13 +1,7 @@
 """Probes: the only code that touches a torch model's forward."""
 
-from quantkit.probes.attach import (
-    POINTS,
-    Activation,
-    Attachment,
-    Hits,
-    attach,
-    linear_modules,
-)
+from quantkit.probes.activations import Activation, has_point, linear_modules
+from quantkit.probes.attach import POINTS, attach, require_seen
 from quantkit.probes.attention import (
     TILE_ROWS,
     AttentionLogits,
@@ -16,7 +10,9 @@ from quantkit.probes.attention import (
     LogitTransform,
     grouped_logits,
 )
+from quantkit.probes.hits import Attachment, Hits
 from quantkit.probes.masks import Spans
+from quantkit.probes.record import record_qk
 
 __all__ = [
     "POINTS",
@@ -31,5 +27,8 @@ __all__ = [
     "Spans",
     "attach",
     "grouped_logits",
+    "has_point",
     "linear_modules",
+    "record_qk",
+    "require_seen",
 ]

@@ -7,9 +7,9 @@ softcap and softmax, in float32. Nothing of size query x key is ever held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class AttentionLogits:
 
     Attributes:
         layer: Index of the layer; `name`: its attention module.
-        map: 1, or 1 and 2 for a differential head.
+        map: 1, or 1 and 2 for a differential head; `maps`: how many there are.
         query: `[batch, heads, query, d]`; `key`: `[batch, kv_heads, key, d]`.
         given: float32 `[batch, heads, query, key]` where the model made the logits itself (then
             `query` and `key` are empty in d), else None.
@@ -107,6 +107,7 @@ class AttentionLogits:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     is_cross: bool = False
+    maps: int = 1
     mix: float | Tensor = 1.0
     known_spans: dict[int, tuple[object, Spans]] = field(default_factory=dict)
 
@@ -126,6 +127,26 @@ class AttentionLogits:
         """Whether the model changes the logits before it masks them."""
         return self.softcap is not None or self.bias is not None
 
+    def of_sequence(self, index: int) -> Self:
+        """Returns the map of one sequence of the batch, as a batch of one."""
+
+        def own(x: Tensor | None) -> Tensor | None:
+            return x if x is None or len(x) == 1 else x[index : index + 1]
+
+        return replace(
+            self,
+            query=self.query[index : index + 1],
+            key=self.key[index : index + 1],
+            given=own(self.given),
+            mask=self.mask.of_sequence(index)
+            if isinstance(self.mask, LazyMask)
+            else own(self.mask),
+            real_queries=own(self.real_queries),
+            bias=own(self.bias),
+            mix=self.mix if isinstance(self.mix, float) else self.mix[index : index + 1],
+            known_spans={},
+        )
+
     def tiles(self, rows: int = TILE_ROWS) -> Iterator[LogitTile]:
         """Yields the map from the first query row to the last."""
         batch, _, queries, _ = self.query.shape
@@ -143,22 +164,42 @@ class AttentionLogits:
                 logits = self.given[:, :, start:stop, :keys].float()
             yield LogitTile(start=start, logits=logits, valid=valid, attended=attended)
 
+    def probabilities(self, tile: LogitTile) -> Tensor:
+        """Returns the attention of a tile's rows, as the model's softmax: float32, its shape.
+
+        After softcap and bias, with sinks in the denominator. Zeros where nothing is attended to.
+        """
+        logits = tile.logits
+        rows, keys = logits.shape[2:]
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if self.bias is not None:
+            full = (*self.query.shape[:3], self.key.shape[2])
+            logits = logits + self.bias.expand(full)[:, :, tile.start : tile.start + rows, :keys]
+        logits = logits.masked_fill(~tile.attended, float("-inf"))
+        if self.sinks is not None:
+            sinks = self.sinks.float()[None, :, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, sinks], dim=3)
+        return torch.softmax(logits, dim=-1).nan_to_num(nan=0.0)[..., :keys]
+
     def spans(self) -> Spans:
         """Returns the valid keys of each query row."""
         batch, _, queries, _ = self.query.shape
         shape = (batch, queries, self.key.shape[2])
         if self.all_entries:
             return Spans.full(*shape)
-        known = self.known_spans.get(id(self.mask))
-        if known is not None and self.mask is not None:
-            return known[1]
+        lazy = isinstance(self.mask, LazyMask)
+        known = self.mask.known_spans if isinstance(self.mask, LazyMask) else self.known_spans
+        found = known.get(id(self.mask))
+        if found is not None:
+            return found[1]
         if self.mask is None and self.real_queries is None:
             spans = Spans.causal(*shape) if self.causal else Spans.full(*shape)
         else:
             starts = range(0, queries, TILE_ROWS)
             spans = Spans.of(self._valid(n, min(n + TILE_ROWS, queries)) for n in starts)
         if self.mask is not None:
-            self.known_spans[id(self.mask)] = (self.mask, spans)
+            known[id(self.mask)] = (None if lazy else self.mask, spans)
         return spans
 
     def blocks(self, *, modified: bool = False) -> Iterator[LogitBlock]:
@@ -173,9 +214,11 @@ class AttentionLogits:
         spans = self.spans()
         batch, heads, queries, _ = self.query.shape
         per_kv = heads // self.key.shape[1]
-        buffer = torch.empty(0)
-        for sequence, start in product(range(batch), range(0, queries, TILE_ROWS)):
-            stop = min(start + TILE_ROWS, queries)
+        longest = per_kv * int(spans.counts.max()) if spans.counts.numel() else 0
+        height = min(max(BLOCK_ELEMENTS // max(longest, 1), 32), TILE_ROWS)
+        buffer = torch.empty(max(BLOCK_ELEMENTS, longest * height))
+        for sequence, start in product(range(batch), range(0, queries, height)):
+            stop = min(start + height, queries)
             lo, hi = spans.lo[sequence, start:stop], spans.hi[sequence, start:stop]
             seen = hi > lo
             if not bool(seen.any()):
@@ -251,41 +294,6 @@ def grouped_logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
     return logits.reshape(batch, heads, rows, key.shape[2]) * scale
 
 
-def attend(maps: Sequence[tuple[AttentionLogits, LogitTransform | None]], value: Tensor) -> Tensor:
-    """Returns softmax(logits) @ value with the given transforms: `[batch, query, heads, d]`.
-
-    Args:
-        maps: Each map of the call in head order, with what replaces its logits (None: nothing).
-        value: `[batch, kv_heads, key, d]` over all maps.
-
-    Masked entries get no weight; a query row that is masked altogether gives zeros.
-    """
-    heads_in_all = sum(call.heads for call, _ in maps)
-    per_kv = heads_in_all // value.shape[1]
-    outputs = []
-    first = 0
-    for call, transform in maps:
-        values = value[:, first // per_kv : (first + call.heads) // per_kv].float()
-        outputs.append(_attend_map(call, transform, values))
-        first += call.heads
-    return torch.cat(outputs, dim=1).transpose(1, 2).to(value.dtype).contiguous()
-
-
-def _attend_map(call: AttentionLogits, transform: LogitTransform | None, value: Tensor) -> Tensor:
-    batch, heads, queries, _ = call.query.shape
-    groups = value.shape[1]
-    out = torch.zeros(batch, heads, queries, value.shape[-1], device=value.device)
-    for tile in call.tiles():
-        logits = tile.logits if transform is None else transform(tile)
-        masked = logits.masked_fill(~tile.valid, float("-inf"))
-        weights = torch.softmax(masked, dim=-1).nan_to_num(nan=0.0)  # nan: no valid key at all
-        rows, keys = weights.shape[2:]
-        grouped = weights.reshape(batch, groups, heads // groups * rows, keys)
-        part = torch.matmul(grouped, value[:, :, :keys])
-        out[:, :, tile.start : tile.start + rows] = part.reshape(batch, heads, rows, -1)
-    return out
-
-
 def split_maps(
     query: Tensor,
     key: Tensor,
@@ -299,14 +307,26 @@ def split_maps(
     Args:
         query, key: `[batch, heads, tokens, d]`, the heads of all maps, in the layout's order.
         mixes: The factor of each map.
+        common: Fields that the maps share; of tensors that have a head for each of the query's
+            (`given`, `bias`, `mask`, `sinks`) a map gets its own heads.
     """
+    heads = query.shape[1]
+
+    def own(name: str, value: Any, index: int) -> Any:
+        if not isinstance(value, Tensor) or name not in ("given", "bias", "mask", "sinks"):
+            return value
+        if name == "sinks":
+            return _heads_of(value[None], index, layout)[0]
+        return _heads_of(value, index, layout) if value.shape[1] == heads > 1 else value
+
     return [
         AttentionLogits(
             map=index + 1,
+            maps=len(mixes),
             query=_heads_of(query, index, layout),
             key=key if layout.shared_keys else _heads_of(key, index, layout),
             mix=mix,
-            **common,
+            **(common if layout.maps == 1 else {k: own(k, v, index) for k, v in common.items()}),
         )
         for index, mix in enumerate(mixes)
     ]
@@ -314,6 +334,8 @@ def split_maps(
 
 def _heads_of(x: Tensor, index: int, layout: AttentionLayout) -> Tensor:
     """Returns the heads of one map."""
+    if layout.maps == 1:
+        return x
     if layout.order == "interleaved":
         return x[:, index :: layout.maps]
     return x.chunk(layout.maps, dim=1)[index]

@@ -8,8 +8,8 @@ and carries beside it the mask that the model's own attention function would hav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -28,12 +28,16 @@ class LazyMask:
         arguments: Keyword arguments of transformers' mask interface, without `q_length`/`q_offset`.
         query_length: Rows of the whole mask.
         query_offset: Position of the first query (a filled cache shifts it).
+        only: Index of the one sequence that is asked for, or None for all.
+        known_spans: What the layers of this forward that share the mask found.
     """
 
     original: Any
     arguments: dict[str, Any]
     query_length: int
     query_offset: Any
+    only: int | None = None
+    known_spans: dict[int, tuple[object, Spans]] = field(default_factory=dict)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Returns valid entries of query rows start..stop: bool `[batch, 1, stop-start, key]`."""
@@ -45,7 +49,12 @@ class LazyMask:
             **self.arguments,
         )
         assert tile is not None  # neither skip is allowed
-        return tile.to(torch.bool)
+        tile = tile.to(torch.bool)
+        return tile if self.only is None or len(tile) == 1 else tile[self.only : self.only + 1]
+
+    def of_sequence(self, index: int) -> LazyMask:
+        """Returns the mask of one sequence of the batch, as a batch of one."""
+        return replace(self, only=index, known_spans={})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,6 +104,29 @@ class Spans:
         return self.hi - self.lo
 
 
+MASKED: Final = -9.9e3
+"""An additive mask's entry below this masks: -inf, finfo.min, and -1e4, which in bfloat16 is -9984,
+and which a logit that it is added to moves by what a logit is."""
+
+
+def split_additive(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Returns (what is attended to, what is added there) of a mask that is added to logits.
+
+    Bool and float32, shaped as `mask`; None where nothing is masked, or nothing added.
+    """
+    attended = mask > MASKED
+    bias = mask.detach().float().masked_fill(~attended, 0.0)
+    return (
+        None if bool(attended.all()) else attended,
+        bias if bool(bias.any()) else None,
+    )
+
+
+def first_keys_causal(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Returns SDPA's `is_causal`, bool `[1, 1, query, key]`: query i sees the keys 0 to i."""
+    return torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device).tril()
+
+
 def lazy_mask_function(original: Callable[..., Any]) -> Callable[..., LazyMask]:
     """Returns a function for transformers' mask registry that wraps `original`'s mask."""
 
@@ -133,7 +165,7 @@ def valid_rows(
     """Returns which logits of query rows start..stop are valid, bool `[batch|1, 1, rows, key]`.
 
     Args:
-        mask: A lazy mask, a boolean `[batch or 1, heads or 1, query, key]` tensor, or None
+        mask: A lazy mask, a boolean `[batch|1, heads|1, query|1, key]` tensor, or None
             (`causal` decides).
         shape: (batch, query length, key length) of the whole attention call.
 
@@ -153,4 +185,4 @@ def valid_rows(
             f"an additive attention mask ({mask.dtype}) reached the probe; expected a boolean one. "
             "Pass a 2-D attention_mask of zeros and ones to the model instead."
         )
-    return mask[:, :, start:stop, :keys]
+    return mask[:, :, slice(None) if mask.shape[2] == 1 else slice(start, stop), :keys]

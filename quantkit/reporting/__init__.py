@@ -4,6 +4,7 @@ from quantkit.reporting.report import write_report
 from quantkit.reporting.terminal import (
     export_text,
     ranges_text,
+    stats_text,
     sweep_text,
     terminal_tables,
     topk_text,
@@ -12,6 +13,7 @@ from quantkit.reporting.terminal import (
 __all__ = [
     "export_text",
     "ranges_text",
+    "stats_text",
     "sweep_text",
     "terminal_tables",
     "topk_text",

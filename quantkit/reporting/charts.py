@@ -1,6 +1,6 @@
 """The geometry of the report's pictures; templates draw it as inline SVG.
 
-Colour tells the model, dash and marker tell the granularity (or top-1 from median), so that a
+Colour tells the model, dash and marker tell the granularity (or the rank, or the map), so that a
 picture can also be read without colour. A heat map is one hue whose opacity is the value, which
 works on a light and on a dark page.
 """
@@ -8,12 +8,10 @@ works on a light and on a dark page.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantkit.recipe import LOGIT_GRANULARITIES
 from quantkit.reporting.collect import Run, labels
-from quantkit.reporting.tables import sweep_rows
 from quantkit.reporting.text import number
 
 COLOURS = 8
@@ -42,6 +40,15 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Label:
+    """Words at a place, centred."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Series:
     """A line: `path` is SVG path data; `style` picks dash and marker, `colour` the hue."""
 
@@ -54,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart:
-    """A line chart; `key` lists (name, colour, style) of the legend."""
+    """A line chart; its legend is the names of its series."""
 
     title: str
     x_label: str
@@ -73,7 +80,7 @@ class LineChart:
 
 @dataclass(frozen=True, kw_only=True)
 class HeatCell:
-    """A square; opacity 0 to 1."""
+    """A cell, by its upper left corner; opacity 0 to 1."""
 
     x: float
     y: float
@@ -83,7 +90,12 @@ class HeatCell:
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap:
-    """A heat map: layers down, heads across."""
+    """A heat map: layers down, heads across.
+
+    Attributes:
+        side: Width of a cell; `tall`: its height, None where it is a square.
+        low, high: The ends of the scale, in words.
+    """
 
     title: str
     cells: tuple[HeatCell, ...]
@@ -94,10 +106,40 @@ class HeatMap:
     high: str
     width: float
     height: float
+    tall: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Value:
+class ChannelChart:
+    """max |x| by channel: one stem a channel (or a few), the largest named.
+
+    Attributes:
+        stems: SVG path data of all stems.
+        marks: The largest channels; `labels` says which of them have room for their name.
+        median: Height of the median channel, in SVG units.
+    """
+
+    title: str
+    stems: str
+    colour: int
+    marks: tuple[Mark, ...]
+    labels: tuple[Label, ...]
+    median: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    note: str
+    x_label: str = "channel"
+    y_label: str = "max |x| (log)"
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    top: float = TOP
+    bottom: float = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
     """A point in data units."""
 
     x: float
@@ -108,99 +150,16 @@ class _Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Line:
+class Line:
+    """A series in data units."""
+
     name: str
     colour: int
     style: int
-    values: tuple[_Value, ...]
+    values: tuple[Value, ...]
 
 
-def sweep_charts(run: Run) -> tuple[LineChart, ...]:
-    """Returns a picture of the metric against the bits for every task."""
-    rows = sweep_rows(cell for found in run.sweeps for cell in found.result.cells)
-    models = _hues(run)
-    charts = []
-    for task, linear in dict.fromkeys((key[1], key[2]) for key in rows):
-        mine = {key: row for key, row in rows.items() if key[1:3] == (task, linear)}
-        bits = sorted({width for row in mine.values() for width in row}, reverse=True)
-        if len(bits) < 2:
-            continue
-        lines = []
-        for (model, _, _, granularity), row in mine.items():
-            word = granularity.split(" ")[0]
-            style = LOGIT_GRANULARITIES.index(word) if word in LOGIT_GRANULARITIES else 3
-            values = tuple(
-                _Value(
-                    x=bits.index(width),
-                    y=cell.value,
-                    low=cell.ci_low,
-                    high=cell.ci_high,
-                    title=f"{model}, {granularity}, {width} bits: {number(cell.value)} "
-                    f"[{number(cell.ci_low)}, {number(cell.ci_high)}]",
-                )
-                for width, cell in sorted(row.items(), reverse=True)
-            )
-            colour = models.index(model) % COLOURS
-            name = f"{model}, {granularity}"
-            lines.append(_Line(name=name, colour=colour, style=style, values=values))
-        perplexity = "perplexity" in task
-        layers = "" if linear == "float" else f" ({linear} linear layers)"
-        charts.append(
-            _line_chart(
-                title=f"{task} against bits of the attention logits{layers}",
-                x_label="bits (16 = not quantized)",
-                y_label=f"{task}{' (log)' if perplexity else ''}",
-                x_names=tuple(str(width) for width in bits),
-                lines=lines,
-                log=perplexity,
-            )
-        )
-    return tuple(charts)
-
-
-def depth_chart(run: Run) -> LineChart | None:
-    """Returns top-1 and median of |hidden state| by layer, or None without per-layer figures."""
-    lines = []
-    names = labels([found.result.model for found in run.stats])
-    models = _hues(run)
-    depth = 0
-    for name, found in zip(names, run.stats, strict=True):
-        groups = [
-            group
-            for group in found.result.points.get("hidden_state", [])
-            if group.token_class == "all"
-        ]
-        groups.sort(key=lambda group: group.layer)
-        depth = max([depth, *(group.layer + 1 for group in groups)])
-        for style, what in enumerate(("top-1", "median")):
-            pairs = [
-                (g.layer, g.abs_top.get("1", math.nan) if what == "top-1" else g.abs_median)
-                for g in groups
-            ]
-            values = tuple(
-                _Value(x=x, y=y, title=f"{name}, layer {x}, {what}: {number(y)}") for x, y in pairs
-            )
-            line = _Line(
-                name=f"{name}, {what}",
-                colour=models.index(name) % COLOURS,
-                style=style,
-                values=values,
-            )
-            lines.append(line)
-    if depth == 0:
-        return None
-    step = max(1, math.ceil(depth / 12))
-    return _line_chart(
-        title="Hidden states over depth",
-        x_label="layer",
-        y_label="|hidden state| (log)",
-        x_names=tuple(str(i) if i % step == 0 else "" for i in range(depth)),
-        lines=lines,
-        log=True,
-    )
-
-
-def _hues(run: Run) -> list[str]:
+def hues(run: Run) -> list[str]:
     """Returns the models in one order for all pictures: a model keeps its hue."""
     names = labels([found.result.model for found in run.stats])
     return list(
@@ -208,71 +167,65 @@ def _hues(run: Run) -> list[str]:
     )
 
 
-def heat_maps(run: Run) -> tuple[HeatMap, ...]:
-    """Returns layer x head maps of max |logit|, one a model and attention map."""
-    maps = []
-    names = labels([found.result.model for found in run.stats])
-    for name, found in zip(names, run.stats, strict=True):
-        groups = [
-            group
-            for group in found.result.points.get("attention_logit", [])
-            if group.token_class == "all" and group.head is not None
-        ]
-        for which in sorted({group.map for group in groups}, key=lambda m: (m is None, m or 0)):
-            values = {
-                (group.layer, group.head or 0): group.abs_top.get("1", math.nan)
-                for group in groups
-                if group.map == which
-            }
-            label = name if which is None or found.result.model.maps < 2 else f"{name}, map {which}"
-            maps.append(_heat_map(label, values))
-    return tuple(maps)
+def heat_map(
+    title: str,
+    values: Mapping[tuple[int, int], tuple[float, str]],
+    *,
+    scale: tuple[float, float] | None = None,
+    words: Callable[[float], str] = number,
+) -> HeatMap:
+    """Returns the picture of (layer, head) -> (value, tooltip); only layers that are there.
 
-
-def _heat_map(name: str, values: dict[tuple[int, int], float]) -> HeatMap:
-    layers = 1 + max(layer for layer, _ in values)
+    Without `scale` the ends are the smallest and the largest value; values that are not finite
+    leave a hole. `words` writes the ends of the scale.
+    """
+    layers = sorted({layer for layer, _ in values})
     heads = 1 + max(head for _, head in values)
-    finite = [value for value in values.values() if math.isfinite(value)] or [0.0]
-    low, high = min(finite), max(finite)
+    finite = [value for value, _ in values.values() if math.isfinite(value)] or [0.0]
+    low, high = scale or (min(finite), max(finite))
     left, top, bottom = 34.0, 6.0, 36.0
-    side = min(26.0, (WIDTH - left - 6.0) / heads)
+    tall = max(5.0, min(22.0, 264.0 / len(layers)))
+    side = min(6 * tall, 60.0, (WIDTH - left - 6.0) / heads)
+    tall = min(tall, max(side, 12.0))
     cells = tuple(
         HeatCell(
-            x=_round(left + head * side),
-            y=_round(top + layer * side),
-            opacity=_round(0.06 + 0.94 * (value - low) / (high - low)) if high > low else 0.5,
-            title=f"{name}, layer {layer}, head {head}: {number(value)}",
+            x=rounded(left + head * side),
+            y=rounded(top + layers.index(layer) * tall),
+            opacity=rounded(0.06 + 0.94 * (value - low) / (high - low)) if high > low else 0.5,
+            title=tooltip,
         )
-        for (layer, head), value in sorted(values.items())
+        for (layer, head), (value, tooltip) in sorted(values.items())
         if math.isfinite(value)
     )
     return HeatMap(
-        title=f"Largest |attention logit| by layer and head: {name}",
+        title=title,
         cells=cells,
-        side=_round(side - min(1.0, side / 8)),
-        x_ticks=_index_ticks(heads, left, side),
-        y_ticks=_index_ticks(layers, top, side),
-        low=number(low),
-        high=number(high),
+        side=rounded(side - min(1.0, side / 8)),
+        tall=rounded(tall - min(1.0, tall / 8)),
+        x_ticks=_index_ticks(range(heads), left, side),
+        y_ticks=_index_ticks(layers, top, tall),
+        low=words(low),
+        high=words(high),
         width=WIDTH,
-        height=_round(top + layers * side + bottom),
+        height=rounded(top + len(layers) * tall + bottom),
     )
 
 
-def _index_ticks(count: int, start: float, side: float) -> tuple[Tick, ...]:
+def _index_ticks(names: Sequence[int], start: float, side: float) -> tuple[Tick, ...]:
     step = max(1, math.ceil(18.0 / side))
     return tuple(
-        Tick(at=_round(start + (i + 0.5) * side), text=str(i)) for i in range(0, count, step)
+        Tick(at=rounded(start + (i + 0.5) * side), text=str(names[i]))
+        for i in range(0, len(names), step)
     )
 
 
-def _line_chart(
+def line_chart(
     *,
     title: str,
     x_label: str,
     y_label: str,
     x_names: Sequence[str],
-    lines: Sequence[_Line],
+    lines: Sequence[Line],
     log: bool,
 ) -> LineChart:
     """Returns the picture; values that are not finite (or not positive on a log axis) are noted."""
@@ -292,10 +245,10 @@ def _line_chart(
     y_span = HEIGHT - BOTTOM - TOP
 
     def to_x(x: float) -> float:
-        return _round(LEFT + (x + 0.5) * x_span)
+        return rounded(LEFT + (x + 0.5) * x_span)
 
     def to_y(y: float) -> float:
-        return _round(TOP + (high - scaled(y)) / (high - low) * y_span)
+        return rounded(TOP + (high - scaled(y)) / (high - low) * y_span)
 
     series = []
     for line in lines:
@@ -321,16 +274,19 @@ def _line_chart(
         y_label=y_label,
         x_ticks=tuple(Tick(at=to_x(i), text=name) for i, name in enumerate(x_names) if name),
         y_ticks=tuple(
-            Tick(at=to_y(y), text=f"{y:,.10g}" if 1e-3 <= abs(y) < 1e6 else f"{y:g}")
-            for y in _nice(low, high, log)
-            if drawable(y)
+            Tick(at=to_y(y), text=tick_text(y)) for y in nice_ticks(low, high, log) if drawable(y)
         ),
         series=tuple(series),
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
     )
 
 
-def _nice(low: float, high: float, log: bool) -> list[float]:
+def tick_text(value: float) -> str:
+    """Returns a round number as an axis shows it."""
+    return f"{value:,.10g}" if 1e-3 <= abs(value) < 1e6 else f"{value:g}"
+
+
+def nice_ticks(low: float, high: float, log: bool) -> list[float]:
     """Returns about five round values between the ends (log10 of the ends where `log`)."""
     if log:
         decades = range(math.floor(low), math.floor(high) + 1)
@@ -350,5 +306,10 @@ def _nice(low: float, high: float, log: bool) -> list[float]:
     return [(start + i) * step_size for i in range(count)]
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
+    """Returns SVG units to two decimals: small files, and the same bytes everywhere."""
     return round(value, 2)
+
+
+# The names under which curves.py imports them.
+_hues, _Line, _line_chart, _round, _Value = hues, Line, line_chart, rounded, Value

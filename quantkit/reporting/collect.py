@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from quantkit.errors import InputError
-from quantkit.results import Export, ModelInfo, Ranges, Stats, Sweep, read_json
+from quantkit.results import (
+    Curves,
+    Export,
+    ModelInfo,
+    Ranges,
+    Stats,
+    Sweep,
+    read_curves,
+    read_json,
+)
 
 T = TypeVar("T")
 U = TypeVar("U", Stats, Ranges, Sweep, Export)
 
-FILE_NAMES: Final = ("stats.json", "ranges.json", "sweep.json", "export.json")
+FILE_NAMES: Final = ("stats.json", "ranges.json", "sweep.json", "export.json", "curves.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +45,11 @@ class Run:
     ranges: tuple[Found[Ranges], ...] = ()
     sweeps: tuple[Found[Sweep], ...] = ()
     exports: tuple[Found[Export], ...] = ()
+    curves: tuple[Found[Curves], ...] = ()
 
 
 def collect(run_folders: Sequence[Path]) -> Run:
-    """Returns every `stats.json`, `ranges.json`, `sweep.json` and `export.json` below the folders.
+    """Returns every result file (a name in `FILE_NAMES`) below the folders.
 
     A file that two folders share is read once. A path to one such file is taken too.
 
@@ -71,6 +81,11 @@ def collect(run_folders: Sequence[Path]) -> Run:
         ranges=_read(files, "ranges.json", Ranges),
         sweeps=_read(files, "sweep.json", Sweep),
         exports=_read(files, "export.json", Export),
+        curves=tuple(
+            Found(place=label, result=read_curves(path))
+            for label, path in files.values()
+            if path.name == "curves.jsonl"
+        ),
     )
 
 
@@ -83,7 +98,7 @@ def _read(files: dict[Path, tuple[str, Path]], name: str, cls: type[U]) -> tuple
 
 
 def everything(run: Run) -> tuple[AnyFound, ...]:
-    """Returns all files of a run, in the order of the stages."""
+    """Returns all files that name a model and a text, in the order of the stages."""
     return (*run.stats, *run.ranges, *run.sweeps, *run.exports)
 
 

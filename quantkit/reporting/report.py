@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import tempfile
 from dataclasses import dataclass
@@ -10,9 +11,20 @@ from pathlib import Path
 import jinja2
 
 from quantkit.errors import InputError
-from quantkit.reporting import charts, tables
+from quantkit.reporting import (
+    channel_charts,
+    charts,
+    curves,
+    export_tables,
+    outlier_charts,
+    outlier_tables,
+    place_tables,
+    point_tables,
+    sweep_charts,
+    tables,
+)
 from quantkit.reporting.collect import Run, collect, everything
-from quantkit.reporting.definitions import DEFINITIONS
+from quantkit.reporting.definitions import DEFINITIONS, Definition
 from quantkit.reporting.text import Table, markdown, printable
 from quantkit.reporting.verdict import verdict
 from quantkit.results import ModelInfo, Sweep
@@ -28,6 +40,12 @@ class Section:
     missing: str
     lines: tuple[charts.LineChart, ...] = ()
     heats: tuple[charts.HeatMap, ...] = ()
+    across: str = "head"
+    """What the columns of `heats` are."""
+    channels: tuple[charts.ChannelChart, ...] = ()
+    notes: tuple[str, ...] = ()
+    folded: tuple[Table, ...] = ()
+    """Long tables, which open when asked for."""
 
 
 def write_report(run_folders: list[Path], out: Path) -> tuple[Path, Path]:
@@ -55,6 +73,7 @@ def render_markdown(run: Run) -> str:
     """Returns the Markdown twin: the same sentences and tables."""
     environment = _environment(autoescape=False)
     environment.filters["md"] = markdown
+    environment.filters["summary"] = lambda text: html.escape(printable(text))
     return environment.get_template("report.md.j2").render(_context(run))
 
 
@@ -81,8 +100,15 @@ def _context(run: Run) -> dict[str, object]:
         result = found.result
         found_models += result.models if isinstance(result, Sweep) else [result.model]
     return {
-        "models": list(dict.fromkeys(model.name for model in found_models)),
-        "warnings": list(dict.fromkeys(f"{m.name}: {w}" for m in found_models for w in m.warnings)),
+        "models": list(dict.fromkeys([*(m.name for m in found_models), *curves.names(run)])),
+        "warnings": list(
+            dict.fromkeys(
+                [
+                    *(f"{f.result.model.name}: {w}" for f in run.stats for w in f.result.warnings),
+                    *(f"{m.name}: {w}" for m in found_models for w in m.warnings),
+                ]
+            )
+        ),
         "verdict": verdict(run),
         "headlines": [f.result.headline for f in run.sweeps if f.result.headline],
         "sections": _sections(run),
@@ -91,37 +117,23 @@ def _context(run: Run) -> dict[str, object]:
 
 
 def _sections(run: Run) -> tuple[Section, ...]:
-    depth = charts.depth_chart(run)
-    return (
-        Section(
-            name="outliers",
-            title="Outliers",
-            tables=_filled(
-                tables.topk_table(run),
-                tables.spread_table(run),
-                tables.class_table(run),
-                tables.outlier_table(run),
-                tables.massive_table(run),
-            ),
-            missing="No stats.json was found. `quantkit stats MODEL` writes it.",
-            lines=() if depth is None else (depth,),
-            heats=charts.heat_maps(run),
-        ),
+    sections = (
+        _outliers(run),
         Section(
             name="bits",
             title="What the bits cost",
             tables=_filled(tables.sweep_table(run), tables.delta_table(run)),
             missing="No sweep.json was found. `quantkit sweep MODEL` writes it.",
-            lines=charts.sweep_charts(run),
+            lines=sweep_charts.sweep_charts(run),
         ),
         Section(
             name="export",
             title="Export",
             tables=_filled(
-                tables.export_table(run),
-                tables.parity_table(run),
-                tables.latency_table(run),
-                tables.file_table(run),
+                export_tables.export_table(run),
+                export_tables.parity_table(run),
+                export_tables.latency_table(run),
+                export_tables.file_table(run),
             ),
             missing="No export.json was found. `quantkit export MODEL --quantize w8a8` writes it.",
         ),
@@ -138,20 +150,73 @@ def _sections(run: Run) -> tuple[Section, ...]:
             missing="Nothing is known about where the numbers come from.",
         ),
     )
+    return (*sections[:1], *_training(run), *sections[1:])
+
+
+def _outliers(run: Run) -> Section:
+    is_differential = any(found.result.model.maps > 1 for found in run.stats)
+    lines = (outlier_charts.entropy_chart(run), outlier_charts.lambda_chart(run))
+    return Section(
+        name="outliers",
+        title="Outliers",
+        tables=_filled(
+            outlier_tables.topk_table(run, paper=is_differential),
+            outlier_tables.spread_table(run),
+            outlier_tables.class_table(run),
+            outlier_tables.outlier_table(run),
+            place_tables.worst_logits_table(run),
+            place_tables.worst_states_table(run),
+            place_tables.massive_table(run),
+            place_tables.token_table(run),
+            point_tables.points_table(run),
+        ),
+        missing="No stats.json was found. `quantkit stats MODEL` writes it.",
+        lines=(*outlier_charts.depth_charts(run), *(line for line in lines if line is not None)),
+        heats=outlier_charts.heat_maps(run),
+        channels=channel_charts.channel_charts(run),
+        notes=point_tables.sampling_notes(run),
+        folded=(
+            *point_tables.head_tables(run),
+            *point_tables.layer_tables(run),
+            *_filled(
+                place_tables.differential_table(run),
+                place_tables.feature_table(run),
+                point_tables.hits_table(run),
+            ),
+        ),
+    )
+
+
+def _training(run: Run) -> tuple[Section, ...]:
+    """Returns the section of the training curves; none without curves."""
+    if not run.curves:
+        return ()
+    section = Section(
+        name="training",
+        title="Training",
+        tables=(curves.summary_table(run), *_filled(curves.steps_table(run))),
+        missing="",
+        lines=curves.line_charts(run),
+        heats=curves.heat_maps(run),
+        across="step",
+    )
+    return (section,)
 
 
 def _filled(*candidates: Table) -> tuple[Table, ...]:
     return tuple(table for table in candidates if table.rows)
 
 
-def _found_definitions(run: Run) -> list[tuple[str, str]]:
+def _found_definitions(run: Run) -> list[Definition]:
     """Returns the definitions that the files themselves carry."""
     found = []
     for stats in run.stats:
         summary = stats.result.summary
         found.append(("attention logit, as measured", summary.attention_logit.definition))
         found.append(("hidden state, as measured", summary.hidden_state.definition))
-    return [pair for pair in dict.fromkeys(found) if pair[1]]
+    if run.curves:
+        found.append(curves.DEFINITION)
+    return [Definition(term=term, meaning=words) for term, words in dict.fromkeys(found) if words]
 
 
 def _write(path: Path, text: str) -> None:

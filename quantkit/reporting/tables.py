@@ -1,4 +1,4 @@
-"""The tables of a report, as finished strings; HTML, Markdown and terminal draw the same ones."""
+"""The tables of sweeps, ranges and provenance, as finished strings for HTML, Markdown, terminal."""
 
 from __future__ import annotations
 
@@ -7,118 +7,8 @@ from collections.abc import Iterable
 
 from quantkit.recipe import UNQUANTIZED_BITS
 from quantkit.reporting.collect import Run, everything, labels
-from quantkit.reporting.text import NOT_AVAILABLE, Table, number, relative, share, size
-from quantkit.results import TOP_RANKS, Cell, Export, PointSummary, Sweep
-
-MAX_ENTRIES = 20
-_POINTS = (("attention_logit", "attention logits"), ("hidden_state", "hidden states"))
-
-
-def topk_table(run: Run) -> Table:
-    """Returns the layout of the Differential Transformer paper's Table 5, one row a model."""
-    rows = []
-    names = labels([found.result.model for found in run.stats])
-    for point, words in _POINTS:
-        for name, found in zip(names, run.stats, strict=True):
-            summary: PointSummary = getattr(found.result.summary, point)
-            tops = tuple(number(summary.abs_top.get(str(rank))) for rank in TOP_RANKS)
-            rows.append((words, name, *tops, number(summary.abs_median)))
-    return Table(
-        title="Largest magnitudes (Table 5 layout)",
-        columns=("activation", "model", *(f"top-{rank}" for rank in TOP_RANKS), "median"),
-        rows=tuple(rows),
-        text_columns=2,
-        note="|x| at each rank, pooled over layers, heads and maps; masked positions left out "
-        "unless the definition says otherwise.",
-    )
-
-
-def spread_table(run: Run) -> Table:
-    """Returns the other figures of each point: signed extremes, kurtosis, counts."""
-    rows = []
-    names = labels([found.result.model for found in run.stats])
-    for point, words in _POINTS:
-        for name, found in zip(names, run.stats, strict=True):
-            s: PointSummary = getattr(found.result.summary, point)
-            figures = (s.max, s.min, s.inf_norm_mean, s.kurtosis, s.count, s.excluded)
-            rows.append((words, name, *map(number, figures)))
-    return Table(
-        title="Spread",
-        columns=(
-            "activation", "model", "max", "min", "inf_norm_mean", "kurtosis", "count", "excluded"
-        ),
-        rows=tuple(rows),
-        text_columns=2,
-        note="kurtosis is Pearson's (a Gaussian has 3); excluded elements were masked.",
-    )  # fmt: skip
-
-
-def outlier_table(run: Run) -> Table:
-    """Returns sinks, massive activations and outlier features, one row a model."""
-    rows = []
-    names = labels([found.result.model for found in run.stats])
-    for name, found in zip(names, run.stats, strict=True):
-        summary = found.result.summary
-        massive, features = summary.massive_activations, summary.outlier_features
-        channels = ", ".join(map(str, features.channels[:12]))
-        more = ", ..." if len(features.channels) > 12 else ""
-        rows.append(
-            (
-                name,
-                share(summary.sink_rate),
-                number(massive.count),
-                number(massive.count_pooled),
-                number(features.count),
-                (channels + more) or "none",
-            )
-        )
-    return Table(
-        title="Sinks, massive activations, outlier features",
-        columns=("model", "sink rate", "massive", "massive (pooled)", "features", "channels"),
-        rows=tuple(rows),
-    )
-
-
-def class_table(run: Run) -> Table:
-    """Returns the largest |x| of the first token and of the others, one row a model and point."""
-    rows = []
-    names = labels([found.result.model for found in run.stats])
-    for point, words in _POINTS:
-        for name, found in zip(names, run.stats, strict=True):
-            largest = {"first": math.nan, "others": math.nan}
-            for group in found.result.points.get(point, []):
-                if group.token_class in largest:
-                    top = group.abs_top.get("1", math.nan)
-                    known = largest[group.token_class]
-                    largest[group.token_class] = top if math.isnan(known) else max(known, top)
-            rows.append((words, name, number(largest["first"]), number(largest["others"])))
-    return Table(
-        title="Largest |x| by token class",
-        columns=("activation", "model", "first token", "other tokens"),
-        rows=tuple(rows),
-        text_columns=2,
-        note="A logit's class is its key's.",
-    )
-
-
-def massive_table(run: Run) -> Table:
-    """Returns where the massive activations stand, largest first."""
-    rows: list[tuple[float, tuple[str, ...]]] = []
-    names = labels([found.result.model for found in run.stats])
-    for name, found in zip(names, run.stats, strict=True):
-        for entry in found.result.summary.massive_activations.entries:
-            place = (entry.layer, entry.sequence, entry.position, entry.channel)
-            row = (name, entry.token or "", number(entry.value), *map(_index, place))
-            rows.append((abs(entry.value), row))
-    rows.sort(key=lambda pair: -pair[0])
-    note = f"The largest {MAX_ENTRIES} of {len(rows)}." if len(rows) > MAX_ENTRIES else ""
-    return Table(
-        title="Massive activations",
-        columns=("model", "token", "value", "layer", "sequence", "position", "channel"),
-        rows=tuple(row for _, row in rows[:MAX_ENTRIES]),
-        text_columns=2,
-        note=note,
-    )
+from quantkit.reporting.text import NOT_AVAILABLE, Table, number, relative
+from quantkit.results import Cell, Export, Sweep
 
 
 def sweep_table(run: Run, *, intervals: bool = True) -> Table:
@@ -208,99 +98,6 @@ def delta_table(run: Run) -> Table:
     )  # fmt: skip
 
 
-def parity_table(run: Run) -> Table:
-    """Returns every comparison of ONNX Runtime with torch, by graph and shape."""
-    rows = []
-    for found in run.exports:
-        for graph, checks in found.result.parity.items():
-            for check in checks:
-                shape = f"{check.batch} x {check.seq_len} + {check.cached}"
-                figures = (check.max_abs, check.cosine, check.top1_agreement)
-                verdict = "passed" if check.passed else "FAILED"
-                texts = (number(figures[0]), number(figures[1], 7), share(figures[2]))
-                name = found.result.model.name
-                rows.append((name, graph, check.reference, verdict, shape, *texts))
-    return Table(
-        title="Parity",
-        columns=(
-            "model", "graph", "reference", "gate", "batch x tokens + cached", "max abs", "cosine",
-            "top-1",
-        ),
-        rows=tuple(rows),
-        text_columns=4,
-        note="max abs: largest difference of an output logit; top-1: share of positions with the "
-        "same best token.",
-    )  # fmt: skip
-
-
-def export_table(run: Run) -> Table:
-    """Returns recipe, size, latency and accuracy, one row an export."""
-    rows = []
-    for found in run.exports:
-        result = found.result
-        latency = result.latency_ms
-        float_ms = latency.get("float", math.nan)
-        quantized_ms = latency.get("quantized", math.nan)
-        known = float_ms > 0 and quantized_ms > 0
-        accuracy = result.accuracy
-        figures = (
-            number(accuracy.float if accuracy else None),
-            number(accuracy.quantized if accuracy else None),
-        )
-        rows.append(
-            (
-                result.model.name,
-                result.recipe,
-                "passed" if result.passed else "FAILED",
-                accuracy.metric if accuracy else NOT_AVAILABLE,
-                *figures,
-                number(float_ms),
-                number(quantized_ms),
-                f"{float_ms / quantized_ms:.2f}x" if known else NOT_AVAILABLE,
-                size(sum(file.bytes for file in result.files)),
-                number(len(result.quantizers)),
-            )
-        )
-    return Table(
-        title="Exports",
-        columns=(
-            "model", "recipe", "gates", "metric", "float", "quantized", "float ms", "quantized ms",
-            "speed-up", "size", "quantizers",
-        ),
-        rows=tuple(rows),
-        text_columns=4,
-        note="Latency in ONNX Runtime, milliseconds a call, paired runs.",
-    )  # fmt: skip
-
-
-def latency_table(run: Run) -> Table:
-    """Returns every latency that was measured."""
-    return Table(
-        title="Latency",
-        columns=("model", "recipe", "what", "ms"),
-        rows=tuple(
-            (found.result.model.name, found.result.recipe, what, number(value))
-            for found in run.exports
-            for what, value in found.result.latency_ms.items()
-        ),
-        text_columns=3,
-    )
-
-
-def file_table(run: Run) -> Table:
-    """Returns the files of the exports with sizes and hashes."""
-    return Table(
-        title="Files",
-        columns=("file", "sha256", "size", "bytes"),
-        rows=tuple(
-            (file.name, file.sha256[:16], size(file.bytes), number(file.bytes))
-            for found in run.exports
-            for file in found.result.files
-        ),
-        text_columns=2,
-    )
-
-
 def ranges_table(run: Run) -> Table:
     """Returns how many tensors were calibrated, and the widest range of each point."""
     rows = []
@@ -374,7 +171,3 @@ def environment_table(run: Run) -> Table:
         ),
         text_columns=3,
     )
-
-
-def _index(value: int | None) -> str:
-    return "-" if value is None else str(value)

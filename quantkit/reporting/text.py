@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 
 NOT_AVAILABLE = "n/a"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
@@ -38,9 +39,9 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return text
 
 
-def share(value: float) -> str:
+def share(value: float | None) -> str:
     """Returns a share (0 to 1) in percent."""
-    return NOT_AVAILABLE if math.isnan(value) else f"{100 * value:.1f} %"
+    return NOT_AVAILABLE if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def relative(value: float, base: float) -> str:
@@ -62,22 +63,78 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def quoted(token: str | None, width: int = 24) -> str:
+    """Returns the text of a token in quotes, where spaces and control characters show.
+
+    At most `width` characters: what is longer is cut. "" where there is no text.
+    """
+    if token is None:
+        return ""
+    text = repr(token)
+    return text if len(text) <= width else f"{text[: width - 4]}...{text[-1]}"
+
+
+def clipped(text: str, width: int) -> str:
+    """Returns text of at most `width` characters; its middle goes first, since names end apart."""
+    if len(text) <= width:
+        return text
+    kept = max(2, width - 3)
+    return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+
+
 def markdown(text: object) -> str:
     """Returns text in which nothing is Markdown or HTML, on one line."""
     return _MARKDOWN.sub(r"\\\1", printable(str(text)))
 
 
-def plain_table(table: Table) -> str:
-    """Returns the table in aligned columns for a terminal."""
-    rows = [tuple(printable(cell) for cell in row) for row in (table.columns, *table.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+def without(table: Table, column: str) -> Table:
+    """Returns the table without a column."""
+    at = table.columns.index(column)
+    return replace(
+        table,
+        columns=table.columns[:at] + table.columns[at + 1 :],
+        rows=tuple(row[:at] + row[at + 1 :] for row in table.rows),
+        text_columns=table.text_columns - (at < table.text_columns),
+    )
+
+
+def plain_table(table: Table, width: int | None = None) -> str:
+    """Returns the table in aligned columns for a terminal.
+
+    With `width` the widest column of words is clipped until lines fit, to 8 characters at the
+    least, and the note is wrapped; columns of numbers are never cut.
+    """
+    rows = _printable_rows(table)
+    widths = _widths(rows)
+    words = widths[: table.text_columns]
+    while width is not None and words and max(words) > 8 and _line_width(widths) > width:
+        widths[words.index(max(words))] -= 1
+        words = widths[: table.text_columns]
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if i < table.text_columns else cell.rjust(width)
+            clipped(cell, width).ljust(width) if i < table.text_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
-    note = [printable(table.note)] if table.note else []
-    return "\n".join([table.title, *lines, *note]) + "\n"
+    note = printable(table.note)
+    notes = [note] if width is None else textwrap.wrap(note, width)
+    return "\n".join([table.title, *lines, *(line for line in notes if line)]) + "\n"
+
+
+def table_width(table: Table) -> int:
+    """Returns the characters a line of the plain table takes, unclipped."""
+    return _line_width(_widths(_printable_rows(table)))
+
+
+def _printable_rows(table: Table) -> list[tuple[str, ...]]:
+    return [tuple(printable(cell) for cell in row) for row in (table.columns, *table.rows)]
+
+
+def _widths(rows: list[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _line_width(widths: list[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
-from quantkit.reporting.collect import Run, labels
+from quantkit.reporting.collect import Run
+from quantkit.reporting.groups import HIDDEN, LOGIT, of_heads, of_layers, top
+from quantkit.reporting.outlier_tables import summaries
 from quantkit.reporting.tables import sweep_rows
-from quantkit.reporting.text import number, relative, share, size
+from quantkit.reporting.text import number, quoted, relative, share, size
 from quantkit.results import Export, GroupStats, Stats, TopEntry
 
 
@@ -19,53 +21,47 @@ def verdict(run: Run) -> tuple[str, str, str]:
 def _outliers(run: Run) -> str:
     if not run.stats:
         return "No statistics were found: `quantkit stats MODEL` measures the outliers."
-    names = labels([found.result.model for found in run.stats])
     parts = []
-    for name, found in zip(names, run.stats, strict=True):
-        summary = found.result.summary
-        logit, hidden = summary.attention_logit, summary.hidden_state
+    for name, stats in summaries(run):
+        logit, hidden = stats.summary.attention_logit, stats.summary.hidden_state
         ratio = hidden.abs_max / hidden.abs_median if hidden.abs_median > 0 else math.nan
         times = f", {number(ratio, 3)} times the median" if math.isfinite(ratio) else ""
         parts.append(
             f"in {name} the largest |attention logit| is {number(logit.abs_max)}"
-            f"{_logit_place(found.result)} and the largest |hidden activation| is "
-            f"{number(hidden.abs_max)}{_hidden_place(found.result)}{times}"
+            f"{_logit_place(stats)} and the largest |hidden activation| is "
+            f"{number(hidden.abs_max)}{_hidden_place(stats)}{times}"
         )
     return _sentence(parts)
 
 
 def _largest(groups: list[GroupStats]) -> tuple[GroupStats, TopEntry | None] | None:
-    """Returns the group with the largest |x| and its top entry; the finest group wins a tie."""
-    best: tuple[GroupStats, TopEntry | None] | None = None
-    rank = (-1.0, False, False)
-    for group in groups:
-        entry = group.top[0] if group.top else None
-        score = (group.abs_top.get("1", -1.0), entry is not None, group.head is not None)
-        if not math.isnan(score[0]) and score > rank:
-            best, rank = (group, entry), score
-    return best
+    """Returns the group with the largest |x| and its top entry; one with an entry wins a tie."""
+    known = [group for group in groups if not math.isnan(top(group))]
+    if not known:
+        return None
+    best = max(known, key=lambda group: (top(group), bool(group.top)))
+    return best, best.top[0] if best.top else None
 
 
 def _hidden_place(stats: Stats) -> str:
-    best = _largest(stats.points.get("hidden_state", []))
+    best = _largest([group for _, group in of_layers(stats, HIDDEN)])
     if best is None:
         return ""
     group, entry = best
     if entry is None:
         return f" (layer {group.layer})"
-    token = f" {entry.token!r}" if entry.token else ""
+    token = f" {quoted(entry.token)}" if entry.token else ""
     return (
         f" (layer {group.layer}, token position {entry.position}{token}, channel {entry.channel})"
     )
 
 
 def _logit_place(stats: Stats) -> str:
-    best = _largest(stats.points.get("attention_logit", []))
+    best = _largest([group for *_, group in of_heads(stats, LOGIT)])
     if best is None:
         return ""
     group, entry = best
-    place = f"layer {group.layer}"
-    place += "" if group.head is None else f", head {group.head}"
+    place = f"layer {group.layer}, head {group.head}"
     place += "" if group.map is None or stats.model.maps < 2 else f", map {group.map}"
     place += "" if entry is None else f", query {entry.position}, key {entry.key}"
     return f" ({place})"

@@ -31,7 +31,8 @@ class CurvesHeader:
         name: The short name that reports use.
         architecture: Class of the model.
         parameters: Number of weights, tied ones once.
-        layers: Attention modules that were seen; `maps`: attention maps per head, 2 for a differential head.
+        layers: Attention modules that were seen.
+        maps: Attention maps per head, 2 for a differential head.
         every: Steps between two lines, when the file was begun.
         ranks: Processes that train; the figures are of rank 0's share of each batch.
         versions: Of python, quantkit, torch, transformers.

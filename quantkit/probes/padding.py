@@ -1,0 +1,133 @@
+"""Which tokens are padding, on each side of a model.
+
+A model is made of parts that are given their own tokens and their own mask: an encoder, a decoder,
+a vision tower, a `nn.TransformerEncoder`. Each is a scope; what runs in it has its padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quantkit.probes.masks import MASKED
+
+_TORCH_SCOPES: Final = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+_PADDING_NAMES: Final = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Scope:
+    """What one part was called with: `real` is bool `[batch, tokens]` or None; `length`: inputs."""
+
+    module: nn.Module
+    real: Tensor | None
+    length: int | None
+
+
+class Padding:
+    """The scopes that are running, outermost first."""
+
+    def __init__(self) -> None:
+        self._scopes: list[_Scope] = []
+
+    def follow(self, model: nn.Module, stack: ExitStack) -> None:
+        """Hooks every scope of the model, until the stack closes."""
+        for module in model.modules():
+            if module is model or isinstance(module, (PreTrainedModel, *_TORCH_SCOPES)):
+                before = module.register_forward_pre_hook(
+                    self._enter, with_kwargs=True, prepend=True
+                )
+                after = module.register_forward_hook(self._leave, always_call=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+        stack.callback(self._scopes.clear)
+
+    def real(self, batch: int, length: int) -> Tensor | None:
+        """Returns bool `[batch, length]` of the tokens that the running scope was given.
+
+        None where it has no mask, or one of other tokens (the model has made its own of them).
+        A mask may go back further than the tokens, over a filled cache.
+        """
+        scope = self._scopes[-1] if self._scopes else None
+        if scope is None or scope.real is None or scope.real.shape[0] != batch:
+            return None
+        if scope.real.shape[1] == length:
+            return scope.real
+        if length == scope.length and scope.real.shape[1] > length:
+            return scope.real[:, -length:]
+        # speech models shorten their input, and can say what that makes of the mask
+        shortened = getattr(scope.module, "_get_feature_vector_attention_mask", None)
+        if shortened is not None and length < scope.real.shape[1]:
+            found: Tensor = shortened(length, scope.real.long())
+            return found.bool() if found.shape == (batch, length) else None
+        return None
+
+    def flat(self, tokens: int) -> Tensor | None:
+        """Returns bool `[1, tokens]` where that is the running scope's batch, flattened."""
+        scope = self._scopes[-1] if self._scopes else None
+        if scope is None or scope.real is None or scope.length is None:
+            return None
+        if scope.real.shape[0] * scope.length != tokens or scope.real.shape[1] < scope.length:
+            return None
+        return scope.real[:, -scope.length :].reshape(1, -1)
+
+    def has_padding(self) -> bool:
+        """Whether the running scope's mask drops anything."""
+        scope = self._scopes[-1] if self._scopes else None
+        return scope is not None and scope.real is not None and not bool(scope.real.all())
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = arguments_of(module, args, kwargs)
+        real = _real_of(given)
+        mask = given.get("attention_mask")
+        if real is None and isinstance(mask, Tensor) and self._scopes:
+            real = self._scopes[-1].real  # a mask that was prepared outside, of the same tokens
+        tensors = (given.get("input_ids"), given.get("inputs_embeds"), *given.values())
+        first = next((t for t in tensors if isinstance(t, Tensor) and t.dim() > 1), None)
+        length = None if first is None else first.shape[1]
+        self._scopes.append(_Scope(module=module, real=real, length=length))
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while self._scopes and self._scopes.pop().module is not module:
+            pass
+
+
+def arguments_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns what a module's forward was called with, by name."""
+    try:
+        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {**{str(n): value for n, value in enumerate(args)}, **kwargs}
+    given = dict(bound.arguments)
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(parameter.name, {})
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            rest = given.pop(parameter.name, ())
+            given |= {f"{parameter.name}{n}": value for n, value in enumerate(rest)}
+    return given
+
+
+def _real_of(given: dict[str, Any]) -> Tensor | None:
+    for name in _PADDING_NAMES:  # torch.nn's: True, or -inf, where padding is
+        mask = given.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return ~mask if mask.dtype == torch.bool else mask > MASKED
+    mask = given.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        return mask.to(torch.bool)
+    return None

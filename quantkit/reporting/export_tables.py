@@ -1,0 +1,101 @@
+"""The tables of exports: parity, size, latency and accuracy, files."""
+
+from __future__ import annotations
+
+import math
+
+from quantkit.reporting.collect import Run
+from quantkit.reporting.text import NOT_AVAILABLE, Table, number, share, size
+
+
+def export_table(run: Run) -> Table:
+    """Returns recipe, size, latency and accuracy, one row an export."""
+    rows = []
+    for found in run.exports:
+        result = found.result
+        latency = result.latency_ms
+        float_ms = latency.get("float", math.nan)
+        quantized_ms = latency.get("quantized", math.nan)
+        known = float_ms > 0 and quantized_ms > 0
+        accuracy = result.accuracy
+        figures = (
+            number(accuracy.float if accuracy else None),
+            number(accuracy.quantized if accuracy else None),
+        )
+        rows.append(
+            (
+                result.model.name,
+                result.recipe,
+                "passed" if result.passed else "FAILED",
+                accuracy.metric if accuracy else NOT_AVAILABLE,
+                *figures,
+                number(float_ms),
+                number(quantized_ms),
+                f"{float_ms / quantized_ms:.2f}x" if known else NOT_AVAILABLE,
+                size(sum(file.bytes for file in result.files)),
+                number(len(result.quantizers)),
+            )
+        )
+    return Table(
+        title="Exports",
+        columns=(
+            "model", "recipe", "gates", "metric", "float", "quantized", "float ms", "quantized ms",
+            "speed-up", "size", "quantizers",
+        ),
+        rows=tuple(rows),
+        text_columns=4,
+        note="Latency in ONNX Runtime, milliseconds a call, paired runs.",
+    )  # fmt: skip
+
+
+def parity_table(run: Run) -> Table:
+    """Returns every comparison of ONNX Runtime with torch, by graph and shape."""
+    rows = []
+    for found in run.exports:
+        for graph, checks in found.result.parity.items():
+            for check in checks:
+                shape = f"{check.batch} x {check.seq_len} + {check.cached}"
+                figures = (check.max_abs, check.cosine, check.top1_agreement)
+                verdict = "passed" if check.passed else "FAILED"
+                texts = (number(figures[0]), number(figures[1], 7), share(figures[2]))
+                name = found.result.model.name
+                rows.append((name, graph, check.reference, verdict, shape, *texts))
+    return Table(
+        title="Parity",
+        columns=(
+            "model", "graph", "reference", "gate", "batch x tokens + cached", "max abs", "cosine",
+            "top-1",
+        ),
+        rows=tuple(rows),
+        text_columns=4,
+        note="max abs: largest difference of an output logit; top-1: share of positions with the "
+        "same best token.",
+    )  # fmt: skip
+
+
+def latency_table(run: Run) -> Table:
+    """Returns every latency that was measured."""
+    return Table(
+        title="Latency",
+        columns=("model", "recipe", "what", "ms"),
+        rows=tuple(
+            (found.result.model.name, found.result.recipe, what, number(value))
+            for found in run.exports
+            for what, value in found.result.latency_ms.items()
+        ),
+        text_columns=3,
+    )
+
+
+def file_table(run: Run) -> Table:
+    """Returns the files of the exports with sizes and hashes."""
+    return Table(
+        title="Files",
+        columns=("file", "sha256", "size", "bytes"),
+        rows=tuple(
+            (file.name, file.sha256[:16], size(file.bytes), number(file.bytes))
+            for found in run.exports
+            for file in found.result.files
+        ),
+        text_columns=2,
+    )
