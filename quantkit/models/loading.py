@@ -17,7 +17,7 @@ from quantkit.errors import InputError, suggest
 from quantkit.models.architectures import model_class, require_real_weights
 from quantkit.models.families import attention_modules, layer_modules, layout_of
 from quantkit.models.hub import hub_folder
-from quantkit.models.placement import Placement, input_device, weights
+from quantkit.models.placement import Placement, input_device, parameter_count, weights
 from quantkit.models.shipped import (
     SHIPPED,
     dequantized,
@@ -91,7 +91,7 @@ class LoadedModel:
             source=self.source,
             sha256=self.sha256,
             architecture=type(model).__name__,
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=parameter_count(model),
             dtype=dtype,
             device=str(self.device),
             layers=len(layer_modules(model)) or sizes.layers,

@@ -53,9 +53,7 @@ class Placement:
         _check_device(self.device)
         if self.device_map is None:
             if self.max_memory is not None:
-                raise InputError(
-                    "max_memory is for a model that is spread: give device_map='auto'."
-                )
+                raise InputError("max_memory is for a spread model: give device_map='auto' too.")
             return
         if self.device_map not in DEVICE_MAPS:
             raise InputError(
@@ -126,9 +124,7 @@ class Placement:
             return {name: size_of(size) for name, size in self.max_memory.items()}
         except ValueError:
             sizes = ", ".join(self.max_memory.values())
-            raise InputError(
-                f"max_memory takes sizes such as 300MB or 20GB, got {sizes}."
-            ) from None
+            raise InputError(f"max_memory takes sizes such as 300MB, got {sizes}.") from None
 
 
 def input_device(model: nn.Module) -> torch.device:
@@ -138,6 +134,17 @@ def input_device(model: nn.Module) -> torch.device:
         return torch.device(device)
     first = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Returns the number of weights, tied ones once.
+
+    Reading an offloaded weight makes a new tensor of it, so that what was tied no longer is one.
+    """
+    copies: Mapping[str, str] = {}
+    if hasattr(model, "_hf_hook"):
+        copies = getattr(model, "all_tied_weights_keys", None) or {}
+    return sum(p.numel() for name, p in model.named_parameters() if name not in copies)
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -8,8 +8,8 @@ run once more, beside the model's, and its multiplications by `down_proj` are lo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,19 +21,38 @@ See = Callable[[str, Tensor], None]
 
 def hook_experts(name: str, module: nn.Module, see: See, stack: ExitStack) -> list[str]:
     """Returns the names `NAME.<expert>.down_proj`; `see` is called for each expert that runs."""
-    down: Any = module.down_proj
-    places = [f"{name}.{index}.down_proj" for index in range(down.shape[0])]
+    experts: Any = module.down_proj
+    places = [f"{name}.{index}.down_proj" for index in range(experts.shape[0])]
     loop: Any = inspect.unwrap(type(module).forward)
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         taken: list[tuple[int, Tensor]] = []
-        with torch.no_grad(), _Products(down, taken):
+        with (
+            torch.no_grad(),
+            _present(module, args, kwargs) as (args, kwargs),
+            _Products(module.down_proj, taken),
+        ):
             loop(module, *args, **kwargs)
         for index, x in taken:
             see(places[index], x)
 
     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
     return places
+
+
+@contextmanager
+def _present(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Brings in weights that accelerate keeps elsewhere, as its own forward does; yields inputs."""
+    offloading = getattr(module, "_hf_hook", None)
+    if offloading is None:
+        yield args, kwargs
+        return
+    try:
+        yield offloading.pre_forward(module, *args, **kwargs)
+    finally:
+        offloading.post_forward(module, None)
 
 
 class _Products(TorchFunctionMode):

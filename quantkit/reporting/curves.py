@@ -14,16 +14,14 @@ from typing import Final
 
 from quantkit.reporting.charts import (
     COLOURS,
-    WIDTH,
-    HeatCell,
     HeatMap,
+    Line,
     LineChart,
     Tick,
-    _hues,
-    _Line,
-    _line_chart,
-    _round,
-    _Value,
+    Value,
+    heat_map,
+    hues,
+    line_chart,
 )
 from quantkit.reporting.collect import Run
 from quantkit.reporting.text import NOT_AVAILABLE, Table, number
@@ -39,6 +37,7 @@ _POINTS: Final = 200
 """Steps a line shows at most; `_MARKS` of them have a marker and a tooltip."""
 _MARKS: Final = 25
 _COLUMNS: Final = 60
+_TICK_WIDTH: Final = 64.0  # SVG units for a step's number
 _ROWS: Final = 12
 _TICKS: Final = 6
 _FINE: Final = 10  # slots of the step axis between two labelled ticks
@@ -171,10 +170,10 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
     if not every:
         return None
     unit, start, slots = _axis(min(every), max(every))
-    hues = list(dict.fromkeys([*_hues(run), *names(run)]))  # a model keeps its hue
+    colours = list(dict.fromkeys([*hues(run), *names(run)]))  # a model keeps its hue
     lines = []
     for name, found in zip(names(run), run.curves, strict=True):
-        colour = hues.index(name) % COLOURS
+        colour = colours.index(name) % COLOURS
         values: dict[int | None, list[tuple[int, float]]] = {}
         for step in found.result.steps:
             for map_, value in figure.of(step).items():
@@ -182,7 +181,7 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
         for map_, pairs in values.items():
             label = name if map_ is None or found.result.header.maps < 2 else f"{name}, map {map_}"
             drawn = tuple(
-                _Value(
+                Value(
                     x=_FINE * (step - start) / unit,
                     y=value,
                     title=f"{label}, step {step}: {number(value)}",
@@ -190,13 +189,13 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
                 for step, value in _thinned(pairs, _POINTS)
             )
             style = 0 if map_ is None else (map_ - 1) % 4
-            lines.append(_Line(name=label, colour=colour, style=style, values=drawn))
+            lines.append(Line(name=label, colour=colour, style=style, values=drawn))
     shown = [v.y for line in lines for v in line.values if math.isfinite(v.y)]
     if not shown:
         return None
     # a logarithm where curves span more than a decade; a value of 0 or below has none
     log = min(shown) > 0 and max(shown) > 10 * min(shown)
-    chart = _line_chart(
+    chart = line_chart(
         title=f"{figure.title} over the training",
         x_label="step",
         y_label=f"{figure.label}{' (log)' if log else ''}",
@@ -238,25 +237,27 @@ def heat_maps(run: Run) -> tuple[HeatMap, ...]:
             if rows:
                 label = name if found.result.header.maps < 2 else f"{name}, map {map_}"
                 found_rows[label] = (rows, steps)
-    best = {label: _columns(*pair) for label, pair in found_rows.items()}
+    best = {label: _columns(label, *pair) for label, pair in found_rows.items()}
     values = [value for cells in best.values() for value, _ in cells.values()] or [0.0]
+    scale = (min(values), max(values))
     return tuple(
-        _heat_map(label, best[label], 1 + max(rows), steps, min(values), max(values))
-        for label, (rows, steps) in found_rows.items()
+        _heat_map(label, cells, found_rows[label][1], scale)
+        for label, cells in best.items()
+        if cells
     )
 
 
 def _columns(
-    rows: dict[int, list[tuple[int, float]]], steps: list[int]
-) -> dict[tuple[int, int], tuple[float, int]]:
-    """Returns (layer, column) -> (the column's largest value, its step)."""
+    name: str, rows: dict[int, list[tuple[int, float]]], steps: list[int]
+) -> dict[tuple[int, int], tuple[float, str]]:
+    """Returns (layer, column) -> (the column's largest value, what it is)."""
     column_of = _column_of(steps)
-    best: dict[tuple[int, int], tuple[float, int]] = {}
+    best: dict[tuple[int, int], tuple[float, str]] = {}
     for layer, pairs in rows.items():
         for step, value in pairs:
             place = (layer, column_of[step])
-            if math.isfinite(value) and value > best.get(place, (-1.0, 0))[0]:
-                best[place] = (value, step)
+            if math.isfinite(value) and value > best.get(place, (-1.0, ""))[0]:
+                best[place] = (value, f"{name}, layer {layer}, step {step}: {number(value)}")
     return best
 
 
@@ -267,44 +268,19 @@ def _column_of(steps: list[int]) -> dict[int, int]:
 
 def _heat_map(
     name: str,
-    best: dict[tuple[int, int], tuple[float, int]],
-    depth: int,
+    cells: dict[tuple[int, int], tuple[float, str]],
     steps: list[int],
-    low: float,
-    high: float,
+    scale: tuple[float, float],
 ) -> HeatMap:
-    starts: dict[int, int] = {}
+    first_of: dict[int, int] = {}
     for step, column in _column_of(steps).items():
-        starts.setdefault(column, step)
-    columns = len(starts)
-    left, top, bottom = 34.0, 6.0, 36.0
-    side = min(26.0, (WIDTH - left - 6.0) / columns)
-    return HeatMap(
-        title=f"Largest |attention logit| by layer and step: {name}",
-        cells=tuple(
-            HeatCell(
-                x=_round(left + column * side),
-                y=_round(top + layer * side),
-                opacity=_round(0.06 + 0.94 * (value - low) / (high - low)) if high > low else 0.5,
-                title=f"{name}, layer {layer}, step {step}: {number(value)}",
-            )
-            for (layer, column), (value, step) in sorted(best.items())
-        ),
-        side=_round(side - min(1.0, side / 8)),
-        x_ticks=_ticks([f"{step:,}" for step in starts.values()], left, side, 64.0),
-        y_ticks=_ticks([str(layer) for layer in range(depth)], top, side, 18.0),
-        low=number(low),
-        high=number(high),
-        width=WIDTH,
-        height=_round(top + depth * side + bottom),
-    )
-
-
-def _ticks(texts: Sequence[str], start: float, side: float, apart: float) -> tuple[Tick, ...]:
-    each = max(1, math.ceil(apart / side))
-    return tuple(
-        Tick(at=_round(start + (i + 0.5) * side), text=texts[i]) for i in range(0, len(texts), each)
-    )
+        first_of.setdefault(column, step)
+    drawn = heat_map(f"Largest |attention logit| by layer and step: {name}", cells, scale=scale)
+    ticks: list[Tick] = []  # the columns' numbers become steps, which need more room
+    for tick in drawn.x_ticks:
+        if not ticks or tick.at - ticks[-1].at >= _TICK_WIDTH:
+            ticks.append(Tick(at=tick.at, text=f"{first_of[int(tick.text)]:,}"))
+    return replace(drawn, x_ticks=tuple(ticks))
 
 
 def _thinned(pairs: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:

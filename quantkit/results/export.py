@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-EXPORT_SCHEMA: Final = "quantkit.export/1"
+EXPORT_SCHEMA: Final = "quantkit.export/2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +86,6 @@ class Export:
     latency_ms: dict[str, float] = field(default_factory=dict)
     quantizers: list[QuantizerInfo] = field(default_factory=list)
     passed: bool
+
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1",)
+    """Schemas that are read too; what they lack has its default."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-RANGES_SCHEMA: Final = "quantkit.ranges/1"
+RANGES_SCHEMA: Final = "quantkit.ranges/2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +43,6 @@ class Ranges:
     method: str
     environment: dict[str, str]
     tensors: dict[str, Range]
+
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.ranges/1",)
+    """Schemas that are read too; what they lack has its default."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-SWEEP_SCHEMA: Final = "quantkit.sweep/1"
+SWEEP_SCHEMA: Final = "quantkit.sweep/2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +70,6 @@ class Sweep:
     cells: list[Cell]
     deltas: list[Delta] = field(default_factory=list)
     headline: str = ""
+
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.sweep/1",)
+    """Schemas that are read too; what they lack has its default."""

@@ -10,7 +10,16 @@ import pytest
 import quantkit
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("calibrate", "compare", "export", "report", "stats", "sweep")
+VERBS = (
+    "calibrate",
+    "compare",
+    "export",
+    "record",
+    "record_qk",
+    "report",
+    "stats",
+    "sweep",
+)
 
 
 def test_public_names() -> None:
