@@ -20,7 +20,7 @@ class EffectiveRecord:
 
     Attributes:
         map: Its weights; the entropy in it is of |a| / sum |a|, since a signed row is no
-            distribution.
+            distribution, and of all rows, sampled or not.
         rows, row_sum: Query rows, and the sum over them of the row's sum, `[heads]`.
         weights, negative: Valid weights, and those below zero, `[heads]`.
         lambdas: Sum, count, smallest and largest lambda, float64 `[4]`.

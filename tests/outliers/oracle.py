@@ -143,7 +143,8 @@ class Stored:
             else:
                 shares = self.softmax(self.logits[sequence][layer][map_, head])
             logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
-            rows = slice(None) if self.rows is None else self.rows[sequence]
+            is_all = self.rows is None or point == "effective_map"  # whose rows all go by anyway
+            rows = slice(None) if is_all else self.rows[sequence]
             found.append(-(shares * logs).sum(1)[rows])
         return np.concatenate(found)
 

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
-from quantkit.errors import InputError
+from quantkit.errors import InputError, ProbeError
+from quantkit.jobs import StatsJob
+from quantkit.outliers import collect
+from quantkit.pipelines import run_stats
 from quantkit.processes import Launched, Processes, launched, lone_launch, may_talk
 from quantkit.results import Stats, read_json
 
@@ -135,11 +138,19 @@ def test_nan_on_one_rank_alone_is_counted_and_told(shared: Any) -> None:
 def test_an_expert_that_one_rank_never_ran_is_no_error(shared: Any, worker: Any) -> None:
     count, folder = shared
     stats = read_json(folder / "mixtral.json", Stats)
-    batches = list(worker.rows("mixtral", worker.LENGTHS).batches(2))
     hits = [hit for hit in stats.hits if "experts" in hit.name]
     assert hits and all(hit.elements for hit in hits)
-    # the claim is empty unless some expert rests on some rank
-    assert min(hit.calls for hit in hits) <= len(batches) - len(batches) // count
+    rows = worker.rows("mixtral", worker.LENGTHS)
+    refused = 0
+    for rank in range(count):  # alone, one of them at least would be refused
+        ids = tuple(row for n, row in enumerate(rows.ids) if n // 2 % count == rank)
+        share = dataclasses.replace(rows, ids=ids)
+        try:
+            collect(worker.make("mixtral"), share, batch_size=2, points=("mlp_down_input",))
+        except ProbeError as error:
+            assert "a probe never fired: mlp_down_input" in str(error)
+            refused += 1
+    assert refused
 
 
 def test_errors_reach_every_process(shared: Any) -> None:
@@ -180,14 +191,25 @@ def stats_of(folder: Path, out: str, *more: str) -> list[str]:
 
 def test_torchrun_writes_the_file_of_one_process(folder: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    run = {"capture_output": True, "text": True, "timeout": LIMIT_S, "check": False}
-    done: Any = subprocess.run(
-        [sys.executable, *launch, *stats_of(folder, "three")], env=environ(), **run
+    done = subprocess.run(
+        [sys.executable, *launch, *stats_of(folder, "three")],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("done: ") == 1
-    alone: Any = subprocess.run([sys.executable, *stats_of(folder, "one")], env=environ(), **run)
-    assert alone.returncode == 0, alone.stderr[-3000:]
+    job = StatsJob(
+        models=(str(folder / "tiny"),),
+        data=str(folder / "text.txt"),
+        seq_len=16,
+        samples=10,
+        batch_size=2,
+        out=str(folder / "one"),
+    )
+    run_stats(job)
     stats = [read_json(folder / name / "stats.json", Stats) for name in ("three", "one")]
     assert [one.processes for one in stats] == [3, 1]
     assert list(differences(dataclasses.replace(stats[0], processes=1), stats[1])) == []
