@@ -22,6 +22,7 @@ _FAST: Final = {"reassoc", "contract", "nsz", "arcp"}
 
 MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 INF_BITS: Final = np.int32(0x7F800000)
+_CHUNK: Final = 128  # elements that are looked at together before one by one
 _LOG2_E: Final = np.float32(1.4426950408889634)
 # Below it exp is no longer a normal number; what e * u adds there is below 1e-35, and a distance of
 # 1e38 would make it more.
@@ -50,6 +51,15 @@ def _extremes(bits: Any) -> Any:
         high, low, top = max(high, key), min(low, key), max(top, size)
         bad += np.int32(size >= INF_BITS)
     return high, low, top, bad
+
+
+@njit(fastmath=_FAST, inline="always")
+def _largest(bits: Any) -> Any:
+    """Returns the largest magnitude of a row, NaN and inf included."""
+    top = np.int32(0)
+    for j in range(bits.shape[0]):
+        top = max(top, bits[j] & MAGNITUDE)
+    return top
 
 
 @njit(fastmath=_FAST, inline="always")
@@ -231,19 +241,23 @@ def scan_rows(
             least = max(floor[group], sizes[group, part, sizes.shape[2] - 1])
             if top >= least:
                 start = tag + r * row_step
-                for j in range(n):
-                    size = bits[j] & MAGNITUDE
-                    if size >= least and size < INF_BITS:
-                        column = gap_columns[j] if holes else begin + j
-                        _insert(
-                            size,
-                            start + column,
-                            row[j],
-                            sizes[group, part],
-                            tags[group, part],
-                            values[group, part],
-                        )
-                        least = max(least, sizes[group, part, sizes.shape[2] - 1])
+                for first in range(0, n, _CHUNK):
+                    last = min(first + _CHUNK, n)
+                    if _largest(bits[first:last]) < least:
+                        continue
+                    for j in range(first, last):
+                        size = bits[j] & MAGNITUDE
+                        if size >= least and size < INF_BITS:
+                            column = gap_columns[j] if holes else begin + j
+                            _insert(
+                                size,
+                                start + column,
+                                row[j],
+                                sizes[group, part],
+                                tags[group, part],
+                                values[group, part],
+                            )
+                            least = max(least, sizes[group, part, sizes.shape[2] - 1])
             if not full[r]:
                 continue
             seen = finite[:kept] if bad > 0 else row

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ class RowScan:
         if self._kernels is None or x.device.type != "cpu":
             self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip)
             return
-        inputs = (
+        inputs: tuple[Any, ...] = (
             x.detach().contiguous().numpy(),
             lo.numpy(),
             hi.numpy(),

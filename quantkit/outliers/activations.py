@@ -85,7 +85,7 @@ class ActivationStatistics:
         before = self.records.get(visit.layer)
         record = self._record(visit, before)
         self.records[visit.layer] = record if before is None else before.merge(record)
-        self.names[visit.layer] = visit.name
+        self._call(visit.layer, visit.name)
 
     def _record(self, visit: Activation, before: ActivationRecord | None) -> ActivationRecord:
         x, real = visit.tensor.detach().float(), visit.real.cpu()
@@ -144,5 +144,9 @@ class ActivationStatistics:
         for layer, record in other.records.items():
             before = self.records.get(layer)
             self.records[layer] = record if before is None else before.merge(record)
-        self.names |= other.names
+            self._call(layer, other.names[layer])
         self.inf_norm.merge(other.inf_norm)
+
+    def _call(self, layer: int, name: str) -> None:
+        """Names a layer; of several modules (experts) the first by name, in whatever order."""
+        self.names[layer] = min(name, self.names.get(layer, name))

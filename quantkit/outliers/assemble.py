@@ -194,7 +194,7 @@ class Assembly:
                     fields = {
                         "inf_norm_mean": float(record.means.inf_norm_mean[head]),
                         "kurtosis_oft": float(record.means.kurtosis_oft[head]),
-                        "entropy": float(entropy[head]),
+                        "entropy": float(entropy[head]) if record.entropy_rows[head] else None,
                         "top": self._entries(bundle, head, layer=None, count=1, is_key=True),
                         **extra[head],
                     }

@@ -75,9 +75,7 @@ class AttentionStatistics:
                 floor=torch.full((call.heads,), torch.inf),
                 entropy=True,
             )
-            record = replace(
-                record, entropy_sum=alone.entropy_sum, entropy_rows=alone.entropy_rows
-            )
+            record = replace(record, entropy_sum=alone.entropy_sum, entropy_rows=alone.entropy_rows)
         self.maps[slot] = record if before is None else before.merge(record)
         if point == LOGIT:
             self.inf_norm.see(largest)

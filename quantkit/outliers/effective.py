@@ -61,7 +61,7 @@ def scan_effective(
     floor: Tensor | None,
 ) -> EffectiveRecord:
     """Returns the record of one forward pass; memory as much as a tile of each map."""
-    calls = [replace(call, all_entries=False, known_spans={}) for call in calls]
+    calls = [replace(call, all_entries=False) for call in calls]
     sums = _Sums(calls[0].heads)
     record, _ = scan_map(
         calls[0],
@@ -91,8 +91,9 @@ class _Sums:
 
     def add(self, weights: Tensor, valid: Tensor) -> None:
         """Adds a tile: `weights` `[batch, heads, rows, key]`, zero where not `valid`."""
-        valid = valid.expand(weights.shape)
-        some = valid.any(-1)
+        some = valid.any(-1) & weights.isfinite().all(-1)
+        weights = weights.masked_fill(~some[..., None], 0.0)  # NaN is counted elsewhere
+        valid = valid & some[..., None]
         size = weights.abs()
         total = size.sum(-1, keepdim=True)
         shares = size / torch.where(total > 0, total, torch.ones_like(total))

@@ -30,7 +30,11 @@ def figures(bundle: Bundle, quantiles: Sequence[float] = ()) -> list[dict[str, A
         {
             "abs_top": {str(rank): float(top[group, rank - 1]) for rank in ranks},
             "abs_median": float(medians[group]),
-            "abs_quantiles": {name: float(value[group]) for name, value in further.items()},
+            # a bin's middle may lie beyond the largest of its elements
+            "abs_quantiles": {
+                name: float(torch.minimum(value[group], top[group, 0]))
+                for name, value in further.items()
+            },
             "max": float(high[group]),
             "min": float(low[group]),
             "abs_max": float(top[group, 0]),

@@ -7,7 +7,7 @@ map's row 0 belongs to neither and enters only the pooled figures.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
@@ -110,7 +110,7 @@ def scan_map(
         first_sequence: Index of the batch's first sequence.
         floor: float32 `[heads]`, magnitudes that cannot enter the top-k; None: all can.
     """
-    attended = replace(call, all_entries=False, known_spans={}).spans()
+    attended = call.attended_spans()
     first, start = _first_keys(attended)
     scan = RowScan(call.heads, floor=floor, entropy=entropy)
     edges: list[_Edge] = []

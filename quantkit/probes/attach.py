@@ -112,7 +112,7 @@ def _hushed(callback: Callback, recording: Recording) -> Callback:
     """Returns the callback such that what it computes is not taken for the model's attention."""
 
     def call(visit: object) -> object:
-        with recording.hushed():
+        with recording.calling_back():
             return callback(visit)
 
     return call

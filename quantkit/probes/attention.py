@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ class AttentionLogits:
             else own(self.mask),
             real_queries=own(self.real_queries),
             bias=own(self.bias),
-            mix=self.mix if isinstance(self.mix, float) else self.mix[index : index + 1],
+            mix=self.mix[index : index + 1] if _is_per_head(self.mix) else self.mix,
             known_spans={},
         )
 
@@ -167,7 +167,8 @@ class AttentionLogits:
     def probabilities(self, tile: LogitTile) -> Tensor:
         """Returns the attention of a tile's rows, as the model's softmax: float32, its shape.
 
-        After softcap and bias, with sinks in the denominator. Zeros where nothing is attended to.
+        After softcap and bias, with sinks in the denominator. Zeros where nothing is attended to;
+        NaN where a logit is.
         """
         logits = tile.logits
         rows, keys = logits.shape[2:]
@@ -180,27 +181,31 @@ class AttentionLogits:
         if self.sinks is not None:
             sinks = self.sinks.float()[None, :, None, None].expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, sinks], dim=3)
-        return torch.softmax(logits, dim=-1).nan_to_num(nan=0.0)[..., :keys]
+        nothing = ~tile.attended.any(-1, keepdim=True)
+        return torch.softmax(logits, dim=-1)[..., :keys].masked_fill(nothing, 0.0)
 
     def spans(self) -> Spans:
-        """Returns the valid keys of each query row."""
+        """Returns the keys of each query row that count: attended ones, or all."""
+        if self.all_entries:
+            batch, _, queries, _ = self.query.shape
+            return Spans.full(batch, queries, self.key.shape[2])
+        return self.attended_spans()
+
+    def attended_spans(self) -> Spans:
+        """Returns the keys that each query row attends to."""
         batch, _, queries, _ = self.query.shape
         shape = (batch, queries, self.key.shape[2])
-        if self.all_entries:
-            return Spans.full(*shape)
-        lazy = isinstance(self.mask, LazyMask)
-        known = self.mask.known_spans if isinstance(self.mask, LazyMask) else self.known_spans
-        found = known.get(id(self.mask))
-        if found is not None:
-            return found[1]
-        if self.mask is None and self.real_queries is None:
+        if self.mask is None:
             spans = Spans.causal(*shape) if self.causal else Spans.full(*shape)
-        else:
+            return spans if self.real_queries is None else spans.of_rows(self.real_queries)
+        known = self.mask.known_spans if isinstance(self.mask, LazyMask) else self.known_spans
+        if id(self.mask) not in known:
             starts = range(0, queries, TILE_ROWS)
             spans = Spans.of(self._valid(n, min(n + TILE_ROWS, queries)) for n in starts)
-        if self.mask is not None:
-            known[id(self.mask)] = (None if lazy else self.mask, spans)
-        return spans
+            # the mask is held with them, so that its id stays its own
+            held = None if isinstance(self.mask, LazyMask) else self.mask
+            known[id(self.mask)] = (held, spans)
+        return known[id(self.mask)][1]
 
     def blocks(self, *, modified: bool = False) -> Iterator[LogitBlock]:
         """Yields the map in pieces that a processor's cache holds, sequence by sequence.
@@ -339,6 +344,10 @@ def _heads_of(x: Tensor, index: int, layout: AttentionLayout) -> Tensor:
     if layout.order == "interleaved":
         return x[:, index :: layout.maps]
     return x.chunk(layout.maps, dim=1)[index]
+
+
+def _is_per_head(mix: float | Tensor) -> TypeGuard[Tensor]:
+    return isinstance(mix, Tensor) and mix.dim() > 0
 
 
 def _last_valid(valid: Tensor) -> int:

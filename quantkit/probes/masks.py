@@ -82,6 +82,11 @@ class Spans:
         hi = (torch.arange(queries) + (keys - queries + 1)).clamp_min(0).expand(batch, queries)
         return cls(lo=torch.zeros_like(hi), hi=hi)
 
+    def of_rows(self, real: Tensor) -> Self:
+        """Returns the spans of the real query rows; the others have none. `real`: as lo, bool."""
+        real = real.cpu()
+        return replace(self, lo=self.lo.where(real, 0), hi=self.hi.where(real, 0))
+
     @classmethod
     def of(cls, parts: Iterable[Tensor]) -> Self:
         """Returns the spans of a boolean mask, in pieces `[batch, heads or 1, rows, key]`."""

@@ -112,6 +112,15 @@ class Recording:
         finally:
             self.quiet -= 1
 
+    @contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """Hushed, and no function mode sees the callback's operations: each would cost it a call.
+
+        Statistics are thousands of small operations, so that is most of their time in Python.
+        """
+        with self.hushed(), torch._C.DisableTorchFunction():
+            yield
+
     def frame(self, module: nn.Module | None = None) -> Frame | None:
         """Returns the run of a module, or of the innermost that attends; None between forwards."""
         if module is not None:
@@ -146,7 +155,7 @@ class Recording:
         calls = self._maps(frame, query, key, scale, rest)
         if calls[0].name not in self.hits:
             self.hits[calls[0].name] = Hits()
-        with self.hushed():
+        with self.calling_back():
             transforms = [self.callback(_detached(call)) for call in calls]
         hits = self.hits[calls[0].name]
         hits.calls += 1

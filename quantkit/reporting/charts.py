@@ -309,7 +309,3 @@ def nice_ticks(low: float, high: float, log: bool) -> list[float]:
 def rounded(value: float) -> float:
     """Returns SVG units to two decimals: small files, and the same bytes everywhere."""
     return round(value, 2)
-
-
-# The names under which curves.py imports them.
-_hues, _Line, _line_chart, _round, _Value = hues, Line, line_chart, rounded, Value

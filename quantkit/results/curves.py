@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from quantkit.errors import InputError
-from quantkit.results.io import _decode, check_schema, to_plain
+from quantkit.results.io import check_schema, decode, to_plain
 
 CURVES_SCHEMA: Final = "quantkit.curves/1"
 
@@ -132,7 +132,7 @@ def read_curves(path: Path) -> Curves:
     header = _header(path, lines[0])
     steps: dict[int, CurveStep] = {}
     for line, plain in enumerate(lines[1:], 2):
-        step: CurveStep = _decode(plain, CurveStep, f"{path}, line {line}: ", "", False)
+        step: CurveStep = decode(plain, CurveStep, f"{path}, line {line}: ", "", False)
         steps[step.step] = step
     return Curves(header=header, steps=tuple(steps[number] for number in sorted(steps)))
 
@@ -184,7 +184,7 @@ def append_curves(path: Path, *lines: CurvesHeader | CurveStep) -> None:
 
 def _header(path: Path, plain: Any) -> CurvesHeader:
     check_schema(path, plain, CURVES_SCHEMA)
-    header: CurvesHeader = _decode(plain, CurvesHeader, f"{path}, line 1: ", "", False)
+    header: CurvesHeader = decode(plain, CurvesHeader, f"{path}, line 1: ", "", False)
     return header
 
 

@@ -104,8 +104,8 @@ def read_json(path: Path, cls: type[T]) -> T:
     is_older = isinstance(plain, dict) and plain.get("schema") in getattr(cls, "OLDER", ())
     if not is_older:
         check_schema(path, plain, schema_of(cls))
-    value: T = _decode(plain, cls, f"{path}: ", "", is_older)
-    return value
+    value: Any = decode(plain, cls, f"{path}: ", "", is_older)
+    return dataclasses.replace(value, schema=schema_of(cls)) if is_older else value  # type: ignore[no-any-return]
 
 
 def schema_of(cls: type) -> str:
@@ -135,7 +135,7 @@ def check_schema(path: Path, plain: object, expected: str) -> None:
     raise InputError(f"{path}: schema {str(found)[:80]!r}, expected {expected!r}.")
 
 
-def _decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
+def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     """Returns plain data as an instance of the annotation `kind`, or raises InputError."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -149,14 +149,14 @@ def _decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
         items = _expect(plain, list, "a list", file, where)
         item_kind = get_args(kind)[0]
         decoded = [
-            _decode(item, item_kind, file, f"{where}[{i}]", older) for i, item in enumerate(items)
+            decode(item, item_kind, file, f"{where}[{i}]", older) for i, item in enumerate(items)
         ]
         return tuple(decoded) if origin is tuple else decoded
     if origin is dict:
         fields = _expect(plain, dict, "an object", file, where)
         item_kind = get_args(kind)[1]
         return {
-            key: _decode(item, item_kind, file, f"{where}.{key}", older)
+            key: decode(item, item_kind, file, f"{where}.{key}", older)
             for key, item in fields.items()
         }
     if dataclasses.is_dataclass(kind):
@@ -185,10 +185,10 @@ def _decode_union(plain: Any, kinds: tuple[Any, ...], file: str, where: str, old
     alternatives = [kind for kind in kinds if kind is not type(None)]
     for kind in alternatives[:-1]:
         try:
-            return _decode(plain, kind, file, where, older)
+            return decode(plain, kind, file, where, older)
         except InputError:
             continue
-    return _decode(plain, alternatives[-1], file, where, older)
+    return decode(plain, alternatives[-1], file, where, older)
 
 
 def _decode_float(plain: Any, file: str, where: str) -> float:
@@ -220,7 +220,7 @@ def _decode_dataclass(plain: Any, cls: Any, file: str, where: str, older: bool) 
             raise InputError(f"{file}missing field `{dot}{name}`.")
     return cls(
         **{
-            name: _decode(fields[name], hints[name], file, dot + name, older)
+            name: decode(fields[name], hints[name], file, dot + name, older)
             for name in known
             if name in fields
         }

@@ -22,7 +22,7 @@ from quantkit.jobs import (
 def test_the_hash_is_of_the_configuration_alone() -> None:
     job = StatsJob(models=("m",))
     assert config_hash(job) == config_hash(StatsJob(models=("m",), out="elsewhere", force=True))
-    for change in ({"model": "n"}, {"seq_len": 64}, {"bos": "never"}, {"count_masked": True}):
+    for change in ({"models": ("n",)}, {"seq_len": 64}, {"bos": "never"}, {"count_masked": True}):
         assert config_hash(dataclasses.replace(job, **change)) != config_hash(job)
     assert config_hash(job) != config_hash(CalibrateJob(model="m", samples=64))
 

@@ -1,4 +1,8 @@
-"""Result files: the kept version-1 fixtures, the round trip, and what the strict reader says."""
+"""Result files: the kept fixtures of each version, the round trip, and what the strict reader says.
+
+`fixtures/v2/*/stats.json` are of a Llama and a DiffLlama of one layer, two (pairs of one) heads and
+eight channels, with a planted massive activation.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,10 @@ from quantkit.results import (
 )
 
 V1 = Path(__file__).parent / "fixtures" / "v1"
+V2 = Path(__file__).parent / "fixtures" / "v2"
 FILES = [
     pytest.param("base/stats.json", Stats, id="stats"),
+    pytest.param("diff/stats.json", Stats, id="stats of a differential model"),
     pytest.param("base/ranges.json", Ranges, id="ranges"),
     pytest.param("sweep.json", Sweep, id="sweep"),
     pytest.param("base/export.json", Export, id="export"),
@@ -35,17 +41,100 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
-def test_version_1_reads_and_writes_byte_for_byte(
+def test_version_2_reads_and_writes_byte_for_byte(
     name: str, cls: type[object], tmp_path: Path
 ) -> None:
-    value = read_json(V1 / name, cls)
+    value = read_json(V2 / name, cls)
     write_json(tmp_path / "again.json", value)
-    assert (tmp_path / "again.json").read_bytes() == (V1 / name).read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (V2 / name).read_bytes()
+
+
+def check_older(plain: object, value: object, where: str = "") -> None:
+    """What the file says is what was read; what it does not say has its default."""
+    if dataclasses.is_dataclass(value):
+        assert isinstance(plain, dict)
+        for field in dataclasses.fields(value):
+            found = getattr(value, field.name)
+            place = f"{where}.{field.name}"
+            if field.name in plain:
+                check_older(plain[field.name], found, place)
+            elif field.default is not dataclasses.MISSING:
+                assert repr(found) == repr(field.default), place
+            else:
+                assert field.default_factory is not dataclasses.MISSING, place
+                assert found == field.default_factory(), place
+    elif isinstance(plain, dict):
+        assert isinstance(value, dict) and value.keys() == plain.keys(), where
+        for key, item in plain.items():
+            check_older(item, value[key], f"{where}.{key}")
+    elif isinstance(plain, list):
+        assert isinstance(value, list | tuple) and len(value) == len(plain), where
+        for index, (item, found) in enumerate(zip(plain, value, strict=True)):
+            check_older(item, found, f"{where}[{index}]")
+    else:
+        assert to_plain(value) == plain, where
+
+
+@pytest.mark.parametrize(("name", "cls"), FILES)
+def test_version_1_is_read_and_what_it_lacks_has_its_default(name: str, cls: type[object]) -> None:
+    check_older(json.loads((V1 / name).read_text()), read_json(V1 / name, cls))
+
+
+def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
+    stats = read_json(V1 / "diff/stats.json", Stats)
+    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/1", None, 1)
+    assert stats.differential == stats.hits == stats.warnings == []
+    assert stats.summary.outlier_tokens.count == 0
+    assert stats.summary.attention_entropy is None
+    group = stats.points["attention_logit"][0]
+    assert math.isnan(group.abs_max) and math.isnan(group.span_999_frac)
+    assert group.kurtosis_oft is group.entropy is group.sink_rate is None
+    assert group.abs_quantiles == {} and group.nan_count == 0
+
+
+def test_what_version_1_requires_is_still_required(tmp_path: Path) -> None:
+    plain = json.loads((V1 / "base/stats.json").read_text())
+    del plain["points"]["hidden_state"][0]["kurtosis"]
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(InputError, match=r"missing field `points\.hidden_state\[0\]\.kurtosis`"):
+        read_json(path, Stats)
+
+
+def test_version_2_must_say_what_version_1_may_leave_out(tmp_path: Path) -> None:
+    plain = json.loads((V2 / "base/stats.json").read_text())
+    del plain["summary"]["outlier_tokens"]
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(InputError, match=r"missing field `summary\.outlier_tokens`"):
+        read_json(path, Stats)
+
+
+def test_values_of_the_version_2_fixtures() -> None:
+    base, diff = (read_json(V2 / name / "stats.json", Stats) for name in ("base", "diff"))
+    for stats in (base, diff):
+        assert (stats.schema, stats.sampled_rows, stats.seed) == ("quantkit.stats/2", 6, 1)
+        state = next(g for g in stats.points["hidden_state"] if g.layer == 0)
+        assert len(state.channel_absmax) == 8
+        assert state.channel_ratio is not None and state.channel_ratio > 1000
+        assert stats.summary.massive_activations.count == 1
+        assert stats.summary.outlier_tokens.by_layer == [1]
+        assert stats.summary.outlier_features.channels == [1, 5]
+        assert {hit.point for hit in stats.hits} == {"attention_logit", "hidden_state", "mlp_input"}
+    head = next(g for g in base.points["attention_logit"] if g.head == 1)
+    assert head.sink_rate is not None and head.row_sum is None and head.map == 1
+    assert not base.differential and not base.warnings and diff.warnings
+    effective = next(g for g in diff.points["effective_map"] if g.head == 0)
+    assert effective.row_sum == diff.differential[0].row_sum
+    # a new layer 0: lambda is 0.2 and what its random vectors add
+    assert effective.row_sum == pytest.approx(1 - diff.differential[0].lambda_mean, abs=1e-6)
+    assert diff.differential[0].lambda_mean == pytest.approx(0.2, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
 def test_schema_is_the_first_field(name: str, cls: type) -> None:
-    assert next(iter(json.loads((V1 / name).read_text()))) == "schema"
+    for folder in (V1, V2):
+        assert next(iter(json.loads((folder / name).read_text()))) == "schema"
     assert dataclasses.fields(cls)[0].name == "schema"
 
 
@@ -65,7 +154,7 @@ def test_values_of_the_fixture() -> None:
 
 
 def changed(tmp_path: Path, name: str, **changes: object) -> Path:
-    plain = json.loads((V1 / name).read_text())
+    plain = json.loads((V2 / name).read_text())
     for field, value in changes.items():
         if value is KeyError:
             del plain[field]
@@ -79,8 +168,8 @@ def changed(tmp_path: Path, name: str, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param({"schema": "quantkit.export/2"}, ["'2'", "'1'"], id="newer version"),
-        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/1"], id="kind"),
+        pytest.param({"schema": "quantkit.export/3"}, ["'3'", "'2'"], id="newer version"),
+        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/2"], id="kind"),
         pytest.param({"schema": 7}, ["'7'"], id="schema is a number"),
         pytest.param({"schema": KeyError}, ["no field `schema`"], id="no schema"),
         pytest.param({"opset": KeyError}, ["missing field `opset`"], id="missing"),
@@ -133,7 +222,7 @@ def test_nan_is_null_and_infinity_is_a_string(tmp_path: Path) -> None:
     )
     assert to_plain(span)["lo"] == "-inf"
     assert to_plain(span)["hi"] == [None, "inf"]
-    ranges = read_json(V1 / "base/ranges.json", Ranges)
+    ranges = read_json(V2 / "base/ranges.json", Ranges)
     write_json(tmp_path / "r.json", dataclasses.replace(ranges, tensors={"x": span}))
     again = read_json(tmp_path / "r.json", Ranges).tensors["x"]
     assert again.lo == -math.inf
