@@ -22,7 +22,9 @@ _FAST: Final = {"reassoc", "contract", "nsz", "arcp"}
 
 MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 INF_BITS: Final = np.int32(0x7F800000)
-_CHUNK: Final = 128  # elements that are looked at together before one by one
+_CHUNK: Final = 512  # elements that are looked at together before one by one
+_SIGN: Final = np.int32(31)
+_ONE: Final = np.int32(1)
 _LOG2_E: Final = np.float32(1.4426950408889634)
 # Below it exp is no longer a normal number; what e * u adds there is below 1e-35, and a distance of
 # 1e38 would make it more.
@@ -39,30 +41,42 @@ _EXP2: Final = (
 )
 
 
-@njit(fastmath=_FAST, inline="always")
-def _extremes(bits: Any) -> Any:
-    """Returns (largest key, smallest key, largest magnitude, not finite) of a row."""
+@njit(fastmath=_FAST)
+def _chunk_extremes(bits: Any) -> Any:
+    """Returns (largest key, smallest key, largest magnitude, smallest nonzero magnitude less 1).
+
+    numba widens sums of int32 to int64; each cast here keeps twice as many in a vector register.
+    """
     high, low = np.int32(-2147483648), np.int32(2147483647)
-    top, bad = np.int32(0), np.int32(0)
+    top, least = np.int32(0), np.int32(2147483647)
     for j in range(bits.shape[0]):
         b = bits[j]
-        key = b ^ ((b >> 31) & MAGNITUDE)
-        size = b & MAGNITUDE
-        high, low, top = max(high, key), min(low, key), max(top, size)
-        bad += np.int32(size >= INF_BITS)
-    return high, low, top, bad
+        key = np.int32(b ^ np.int32(np.int32(b >> _SIGN) & MAGNITUDE))
+        size = np.int32(b & MAGNITUDE)
+        high, low = np.int32(max(high, key)), np.int32(min(low, key))
+        top = np.int32(max(top, size))
+        # zero less one is the largest number of all, once its sign is gone
+        least = np.int32(min(least, np.int32(np.int32(size - _ONE) & MAGNITUDE)))
+    return high, low, top, least
 
 
-@njit(fastmath=_FAST, inline="always")
-def _largest(bits: Any) -> Any:
-    """Returns the largest magnitude of a row, NaN and inf included."""
-    top = np.int32(0)
-    for j in range(bits.shape[0]):
-        top = max(top, bits[j] & MAGNITUDE)
-    return top
+@njit(fastmath=_FAST)
+def _extremes(bits: Any, tops: Any) -> Any:
+    """Returns what `_chunk_extremes` does, of a row; NaN and inf are the largest magnitudes.
+
+    `tops[i]` becomes the largest magnitude of its i-th chunk.
+    """
+    high, low = np.int32(-2147483648), np.int32(2147483647)
+    top, least = np.int32(0), np.int32(2147483647)
+    for c in range((bits.shape[0] + _CHUNK - 1) // _CHUNK):
+        part = bits[c * _CHUNK : min((c + 1) * _CHUNK, bits.shape[0])]
+        its_high, its_low, tops[c], its_least = _chunk_extremes(part)
+        high, low = max(high, its_high), min(low, its_low)
+        top, least = max(top, tops[c]), min(least, its_least)
+    return high, low, top, least
 
 
-@njit(fastmath=_FAST, inline="always")
+@njit(fastmath=_FAST)
 def _moments(x: Any) -> Any:
     """Returns mean and sums of the second to fourth power about it, float64."""
     total = 0.0
@@ -99,7 +113,7 @@ def _merge_moments(m: Any, n: float, mean: float, m2: float, m3: float, m4: floa
     m[0] = total
 
 
-@njit(fastmath=_FAST, inline="always")
+@njit(fastmath=_FAST)
 def _entropy(x: Any, top: Any) -> Any:
     """Returns the entropy in nats of softmax(x), whose largest element is `top`."""
     total, weighted = np.float32(0), np.float32(0)
@@ -118,19 +132,32 @@ def _entropy(x: Any, top: Any) -> Any:
 
 @njit(inline="always")
 def _insert(size: Any, tag: Any, value: Any, sizes: Any, tags: Any, values: Any) -> None:
-    """Puts an element into the descending lists if it belongs there; ties by tag, then positive."""
-    last = sizes.shape[0] - 1
-    if not _before(size, tag, value, sizes[last], tags[last], values[last]):
+    """Puts an element in the place of the least of the heap, if it goes before that one.
+
+    Element i of the heap never goes before its children 2i + 1 and 2i + 2; the least is the first.
+    """
+    if not _before(size, tag, value, sizes[0], tags[0], values[0]):
         return
-    at = last
-    while at > 0 and _before(size, tag, value, sizes[at - 1], tags[at - 1], values[at - 1]):
-        sizes[at], tags[at], values[at] = sizes[at - 1], tags[at - 1], values[at - 1]
-        at -= 1
+    at, k = 0, sizes.shape[0]
+    while True:
+        child = 2 * at + 1
+        if child >= k:
+            break
+        right = child + 1
+        if right < k and _before(
+            sizes[child], tags[child], values[child], sizes[right], tags[right], values[right]
+        ):
+            child = right
+        if not _before(size, tag, value, sizes[child], tags[child], values[child]):
+            break
+        sizes[at], tags[at], values[at] = sizes[child], tags[child], values[child]
+        at = child
     sizes[at], tags[at], values[at] = size, tag, value
 
 
 @njit(inline="always")
 def _before(size: Any, tag: Any, value: Any, size2: Any, tag2: Any, value2: Any) -> Any:
+    """Returns whether the first goes before the second: larger; ties by tag, then positive."""
     if size != size2:
         return size > size2
     return tag < tag2 or (tag == tag2 and value > value2)
@@ -139,6 +166,7 @@ def _before(size: Any, tag: Any, value: Any, size2: Any, tag2: Any, value2: Any)
 @njit(fastmath=_FAST, nogil=True, cache=True)
 def scan_rows(
     part: int,
+    deal: int,
     x: Any,
     lo: Any,
     hi: Any,
@@ -158,12 +186,16 @@ def scan_rows(
     moments: Any,
     histogram: Any,
     entropy: Any,
+    aside: Any,
+    has_aside: Any,
+    row: int,
 ) -> None:
     """Adds one worker's share of a block's rows to its accumulators.
 
     Args:
-        part: The worker; rows are dealt out to `parts` of them, which share nothing. It holds no
-            lock, so Python's threads run it side by side.
+        part: The worker, whose accumulators are used; workers share nothing. It holds no lock, so
+            Python's threads run it side by side.
+        deal: Workers to which the rows are dealt out; 1: all are this one's.
         x: float32 [g, rows, columns], contiguous; group `first_group` and those after it.
         lo, hi: int64 [rows], the columns that count.
         valid: bool [g or 1, rows, columns] where those have holes; [0, 0, 0] where not.
@@ -171,21 +203,25 @@ def scan_rows(
         skip: A column that counts in the entropy alone; negative: none.
         tag: of x[:, 0, 0]; + `row_step` a row, + 1 a column.
         floor: int32 [groups]: bits of a magnitude below which nothing enters the top-k.
-        keys: int32 [groups, parts, 3]: largest key, smallest key, largest magnitude.
+        keys: int32 [groups, parts, 4]: largest key, smallest key, largest magnitude, and of full
+            rows the smallest that is not zero.
         counts: int64 [groups, parts, 5]: elements, NaN, inf, 0.0 and -0.0 (of full rows).
-        sizes, tags, values: [groups, parts, k] int32, int64, float32: the top-k.
+        sizes, tags, values: [groups, parts, k] int32, int64, float32: the top-k, a heap.
         moments: float64 [groups, parts, 5]; histogram: int64 [groups, parts, 65536].
         entropy: float64 [groups, parts, 2]: rows and their sum.
+        aside, has_aside: float32 and bool [groups, all rows], at `row` and after it: what stands in
+            the column `skip`, and where it counts; [0, 0] where nobody asks.
     """
     groups, rows, columns = x.shape
-    parts = keys.shape[1]
     no_row = np.empty(0, np.bool_)
     gap_values = np.empty(columns, np.float32)
     gap_columns = np.empty(columns, np.int64)
     finite = np.empty(0, np.float32)
+    tops = np.empty(columns // _CHUNK + 1, np.int32)
+    unused = np.empty_like(tops)
     for local in range(groups):
         group = first_group + local
-        for r in range(part, rows, parts):
+        for r in range(part % deal, rows, deal):
             if hi[r] <= lo[r]:
                 continue
             holes = valid.size > 0
@@ -201,24 +237,27 @@ def scan_rows(
                         gap_values[n] = x[local, r, j]
                         gap_columns[n] = j
                         n += 1
-                row = gap_values[:n]
+                elements = gap_values[:n]
                 if skips:
                     gap_values[n] = x[local, r, skip]
-                every = gap_values[: n + 1] if skips else row
+                every = gap_values[: n + 1] if skips else elements
             else:
                 begin = lo[r] + 1 if skips else lo[r]
-                row = x[local, r, begin : hi[r]]
-            aside = x[local, r, skip] if skips else np.float32(0)
-            if row.shape[0] == 0:
-                if skips and full[r] and want_entropy and np.isfinite(aside):
+                elements = x[local, r, begin : hi[r]]
+            apart = x[local, r, skip] if skips else np.float32(0)
+            if skips and aside.size > 0:
+                aside[group, row + r], has_aside[group, row + r] = apart, True
+            if elements.shape[0] == 0:
+                if skips and full[r] and want_entropy and np.isfinite(apart):
                     entropy[group, part, 0] += 1.0  # one key: its entropy is 0
                 continue
-            n = row.shape[0]
-            bits = row.view(np.int32)
-            high, low, top, bad = _extremes(bits)
+            n = elements.shape[0]
+            bits = elements.view(np.int32)
+            high, low, top, small = _extremes(bits, tops)
             counts[group, part, 0] += n
             kept = 0
-            if bad > 0:  # rare: say what they are, and go on with the finite ones
+            is_finite = top < INF_BITS
+            if not is_finite:  # rare: say what they are, and go on with the finite ones
                 if finite.shape[0] < columns:
                     finite = np.empty(columns, np.float32)
                 for j in range(n):
@@ -228,39 +267,40 @@ def scan_rows(
                     elif size == INF_BITS:
                         counts[group, part, 2] += 1
                     else:
-                        finite[kept] = row[j]
+                        finite[kept] = elements[j]
                         kept += 1
                 if kept == 0:
                     if full[r]:
                         for j in range(n):
                             histogram[group, part, (bits[j] >> 16) & 0xFFFF] += 1
                     continue
-                high, low, top, _ = _extremes(finite[:kept].view(np.int32))
+                high, low, top, small = _extremes(finite[:kept].view(np.int32), unused)
             out = keys[group, part]
             out[0], out[1], out[2] = max(out[0], high), min(out[1], low), max(out[2], top)
-            least = max(floor[group], sizes[group, part, sizes.shape[2] - 1])
+            least = max(floor[group], sizes[group, part, 0])
             if top >= least:
                 start = tag + r * row_step
-                for first in range(0, n, _CHUNK):
-                    last = min(first + _CHUNK, n)
-                    if _largest(bits[first:last]) < least:
+                for c in range((n + _CHUNK - 1) // _CHUNK):
+                    if tops[c] < least:
                         continue
-                    for j in range(first, last):
+                    for j in range(c * _CHUNK, min((c + 1) * _CHUNK, n)):
                         size = bits[j] & MAGNITUDE
                         if size >= least and size < INF_BITS:
                             column = gap_columns[j] if holes else begin + j
                             _insert(
                                 size,
                                 start + column,
-                                row[j],
+                                elements[j],
                                 sizes[group, part],
                                 tags[group, part],
                                 values[group, part],
                             )
-                            least = max(least, sizes[group, part, sizes.shape[2] - 1])
+                            least = max(least, sizes[group, part, 0])
             if not full[r]:
                 continue
-            seen = finite[:kept] if bad > 0 else row
+            if small < INF_BITS:  # of an element that is not zero
+                out[3] = min(out[3], small + np.int32(1))
+            seen = elements if is_finite else finite[:kept]
             mean, m2, m3, m4 = _moments(seen)
             _merge_moments(moments[group, part], float(seen.shape[0]), mean, m2, m3, m4)
             cells = histogram[group, part]
@@ -273,12 +313,32 @@ def scan_rows(
                     negative += bits[j] == np.int32(-2147483648)
                 counts[group, part, 3] += positive
                 counts[group, part, 4] += negative
-            if want_entropy and bad == 0 and np.isfinite(aside):
+            if want_entropy and is_finite and np.isfinite(apart):
                 biggest = np.int32(high ^ ((high >> 31) & MAGNITUDE)).view(np.float32)
                 if skips:
-                    biggest = max(biggest, aside)
+                    biggest = max(biggest, apart)
                 entropy[group, part, 0] += 1.0
                 entropy[group, part, 1] += _entropy(every, biggest)
+
+
+@njit(cache=True)
+def cut_moments(moments: Any, total: Any) -> Any:
+    """Returns the moments of all parts together, float64 [groups, 5], and starts them anew.
+
+    Adds them to `total` too.
+    """
+    groups, parts, _ = moments.shape
+    together = np.zeros((groups, 5))
+    for group in range(groups):
+        for part in range(parts):
+            m = moments[group, part]
+            if m[0] > 0:
+                _merge_moments(together[group], m[0], m[1], m[2], m[3], m[4])
+            m[:] = 0.0
+        m = together[group]
+        if m[0] > 0:
+            _merge_moments(total[group], m[0], m[1], m[2], m[3], m[4])
+    return together
 
 
 @njit(fastmath=_FAST, cache=True)

@@ -9,6 +9,7 @@ The compiled pass needs numba and the CPU; without either `Bundle.update` does t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +28,8 @@ from quantkit.numerics.observers.topk import MISSING, TopK
 
 _CELLS: Final = 1 << 16  # sign, exponent and 7 bits of mantissa: the upper half of a float32
 _MANTISSA_BITS: Final = 7
+_MANTISSA: Final = 23  # bits of a float32
+_TOP_OCTAVE: Final = 255  # the exponent field of inf and NaN
 _DENSE_BYTES: Final = 64 << 20  # for all workers' bins; more workers than fit share them out
 _NO_ROOM: Final = -1
 
@@ -58,10 +61,18 @@ class ScanResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """A part of a scan, e.g. one sequence: its moments and its max |x|, 0 without any."""
+    """A part of a scan, e.g. one sequence.
+
+    Attributes:
+        moments: Of its full rows; `abs_max`: float32 `[groups]`, 0 without any element.
+        aside: float32 `[groups, aside_rows]`: what stood in the column `skip` of each row;
+            `has_aside`: bool, where it counts.
+    """
 
     moments: Moments
     abs_max: Tensor
+    aside: Tensor
+    has_aside: Tensor
 
 
 class RowScan:
@@ -72,16 +83,25 @@ class RowScan:
         floor: float32 `[groups]`: magnitudes below it cannot enter the top-k, because k larger
             ones are known; a speed-up.
         entropy: Whether to take the entropy of softmax over each full row.
+        aside_rows: Rows of a part of the scan, where what is skipped is wanted (see `Cut`).
     """
 
     def __init__(
-        self, groups: int, *, k: int = 100, floor: Tensor | None = None, entropy: bool = False
+        self,
+        groups: int,
+        *,
+        k: int = 100,
+        floor: Tensor | None = None,
+        entropy: bool = False,
+        aside_rows: int = 0,
     ) -> None:
         self.groups, self.k, self.wants_entropy = groups, k, entropy
+        self.aside_rows, self.workers = aside_rows, 1
+        self._new_aside()
         self._kernels = compiled()
-        self._slow = Bundle.empty(groups, k=k)
-        self._slow_cut = (Moments.empty(groups), torch.zeros(groups))
-        self._before_cut = Moments.empty(groups)
+        self._slow: Bundle | None = None
+        self._slow_moments = Moments.empty(groups)
+        self._slow_cut: tuple[Moments | None, Tensor] = (None, torch.zeros(groups))
         self._slow_entropy = torch.zeros(groups, 2, dtype=torch.float64)
         self._floor = torch.zeros(groups) if floor is None else floor.clamp_min(0.0).float()
         if self._kernels is not None:
@@ -89,16 +109,16 @@ class RowScan:
 
     def _allocate(self) -> None:
         room = max(1, _DENSE_BYTES // (self.groups * _CELLS * 8))
-        self._parts = min(torch.get_num_threads(), room)
-        self._threads = ThreadPoolExecutor(max_workers=max(1, self._parts - 1))
-        shape = (self.groups, self._parts)
-        self._keys = torch.empty(*shape, 3, dtype=torch.int32)
-        self._keys[..., 0], self._keys[..., 1], self._keys[..., 2] = -(2**31), 2**31 - 1, 0
+        self.workers = min(torch.get_num_threads(), room)
+        shape = (self.groups, self.workers)
+        start = torch.tensor([-(2**31), 2**31 - 1, 0, 2**31 - 1], dtype=torch.int32)
+        self._keys = start.expand(*shape, 4).clone()
         self._counts = torch.zeros(*shape, 5, dtype=torch.int64)
         self._sizes = torch.full((*shape, self.k), _NO_ROOM, dtype=torch.int32)
         self._tags = torch.full((*shape, self.k), torch.iinfo(torch.int64).max)
         self._values = torch.zeros(*shape, self.k)
         self._moments = torch.zeros(*shape, 5, dtype=torch.float64)
+        self._total = torch.zeros(self.groups, 5, dtype=torch.float64)
         self._histogram = torch.zeros(*shape, _CELLS, dtype=torch.int64)
         self._entropy = torch.zeros(*shape, 2, dtype=torch.float64)
         self._arrays = [
@@ -117,6 +137,29 @@ class RowScan:
         self._floor_bits = self._floor.contiguous().view(torch.int32).numpy()
         self._no_holes = torch.empty(0, 0, 0, dtype=torch.bool).numpy()
 
+    def _new_aside(self) -> None:
+        shape = (self.groups, self.aside_rows)
+        self._aside = torch.zeros(shape)
+        self._has_aside = torch.zeros(shape, dtype=torch.bool)
+
+    def side_by_side(self, work: Callable[[int], None]) -> None:
+        """Runs `work(worker)` for every worker, each in a thread with one thread of torch's own.
+
+        A worker may `add` with its own number, and share nothing else.
+        """
+        if self.workers == 1:
+            work(0)
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            others = [_threads(self.workers).submit(work, n) for n in range(1, self.workers)]
+            work(0)
+            for other in others:
+                other.result()
+        finally:
+            torch.set_num_threads(threads)
+
     def add(
         self,
         x: Tensor,
@@ -129,6 +172,8 @@ class RowScan:
         valid: Tensor | None = None,
         full: Tensor | None = None,
         skip: int = -1,
+        row: int = 0,
+        worker: int | None = None,
     ) -> None:
         """Adds rows.
 
@@ -139,11 +184,13 @@ class RowScan:
             valid: bool `[g or 1, rows, columns]` where the columns that count have holes.
             full: bool `[rows]`: False where only extremes and top-k are wanted.
             skip: A column that counts in the entropy alone; negative: none.
+            row: Index in the part of the scan of the first row, for `Cut.aside`.
+            worker: Whose this is, inside `side_by_side`; None: the rows are dealt out to all.
         """
         if full is None:
             full = torch.ones(x.shape[1], dtype=torch.bool)
         if self._kernels is None or x.device.type != "cpu":
-            self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip)
+            self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip, row)
             return
         inputs: tuple[Any, ...] = (
             x.detach().contiguous().numpy(),
@@ -158,70 +205,90 @@ class RowScan:
             self._floor_bits,
             self.wants_entropy,
         )
+        arrays = (*self._arrays, self._aside.numpy(), self._has_aside.numpy(), row)
+        kernel = self._kernels.scan_rows
+        if worker is not None:
+            kernel(worker, 1, *inputs, *arrays)
+            return
         others = [
-            self._threads.submit(self._kernels.scan_rows, part, *inputs, *self._arrays)
-            for part in range(1, self._parts)
+            _threads(self.workers).submit(kernel, part, self.workers, *inputs, *arrays)
+            for part in range(1, self.workers)
         ]
-        self._kernels.scan_rows(0, *inputs, *self._arrays)
+        kernel(0, self.workers, *inputs, *arrays)
         for other in others:
             other.result()
 
     def cut(self) -> Cut:
         """Returns moments and largest magnitudes since the last cut; goes on with the rest."""
         moments, largest = self._slow_cut
-        self._slow_cut = (Moments.empty(self.groups), torch.zeros(self.groups))
+        if moments is not None:
+            self._slow_moments = self._slow_moments.merge(moments)
+            self._slow_cut = (None, torch.zeros(self.groups))
         if self._kernels is not None:
-            for part in self._moments.unbind(1):
-                moments = moments.merge(Moments.from_state(_named_moments(part.clone())))
+            together = self._kernels.cut_moments(self._moments.numpy(), self._total.numpy())
+            compiled_part = _named_moments(torch.from_numpy(together))
+            moments = compiled_part if moments is None else moments.merge(compiled_part)
             largest = torch.maximum(largest, self._keys[..., 2].amax(1).view(torch.float32))
-            self._moments.zero_()
             self._keys[..., 2] = 0
-        self._before_cut = self._before_cut.merge(moments)
-        return Cut(moments=moments, abs_max=largest)
+        aside, has_aside = self._aside, self._has_aside
+        self._new_aside()
+        return Cut(
+            moments=moments or Moments.empty(self.groups),
+            abs_max=largest,
+            aside=aside,
+            has_aside=has_aside,
+        )
 
     def finish(self) -> ScanResult:
         """Returns what was seen."""
         self.cut()
-        bundle, entropy = self._slow.to("cpu"), self._slow_entropy
+        bundle, entropy = self._slow, self._slow_entropy
+        if bundle is not None:
+            bundle = replace(bundle, moments=self._slow_moments)
         if self._kernels is not None:
-            self._threads.shutdown()
-            bundle = bundle.merge(self._bundle())
+            compiled_part = self._bundle()
+            bundle = compiled_part if bundle is None else bundle.merge(compiled_part)
             entropy = entropy + self._entropy.sum(1)
-        bundle = replace(bundle, moments=self._before_cut)
         return ScanResult(
-            bundle=bundle, entropy_sum=entropy[:, 1], entropy_rows=entropy[:, 0].to(torch.int64)
+            bundle=bundle or Bundle.empty(self.groups, k=self.k),
+            entropy_sum=entropy[:, 1],
+            entropy_rows=entropy[:, 0].to(torch.int64),
         )
 
     def _bundle(self) -> Bundle:
+        """Returns the bundle of the compiled passes, all parts together."""
         counts = self._counts.sum(1)
         seen = counts[:, 0] > counts[:, 1] + counts[:, 2]
         high, low = _number(self._keys[..., 0].amax(1)), _number(self._keys[..., 1].amin(1))
         nothing = torch.full_like(low, torch.inf)
-        topk = TopK.empty(self.groups, k=self.k)
-        for sizes, tags, values in zip(
-            self._sizes.unbind(1), self._tags.unbind(1), self._values.unbind(1), strict=True
-        ):
-            missing = sizes == _NO_ROOM
-            state = {
-                "values": values.abs().masked_fill(missing, MISSING),
-                "signed": values.masked_fill(missing, 0.0),
-                "tags": tags.masked_fill(missing, -1),
-            }
-            topk = topk.merge(TopK.from_state(state))
+        low, high = torch.where(seen, low, nothing), torch.where(seen, high, -nothing)
+        missing = self._sizes == _NO_ROOM
+        top = {
+            "values": self._values.abs().masked_fill(missing, MISSING),
+            "signed": self._values.masked_fill(missing, 0.0),
+            "tags": self._tags.masked_fill(missing, -1),
+        }
+        # only the octaves in use are read: the other bins have never been touched
+        cells = self._histogram.view(self.groups, self.workers, 2, 256, 1 << _MANTISSA_BITS)
+        first = min(int(self._keys[..., 3].min()) >> _MANTISSA, _TOP_OCTAVE)
+        largest = torch.maximum(-low, high)[seen]
+        last = int(largest.max().view(torch.int32)) >> _MANTISSA if len(largest) else 0
         return Bundle(
             minmax=MinMax(
-                min=torch.where(seen, low, nothing),
-                max=torch.where(seen, high, -nothing),
+                min=low,
+                max=high,
                 count=counts[:, 0],
                 nan_count=counts[:, 1],
                 inf_count=counts[:, 2],
             ),
-            topk=topk,
-            moments=Moments.empty(self.groups),  # they are cut, not kept
+            topk=TopK.of({name: x.flatten(1) for name, x in top.items()}, k=self.k),
+            moments=_named_moments(self._total),
             histogram=Histogram.from_dense(
-                self._histogram.sum(1).view(self.groups, 2, 256, 1 << _MANTISSA_BITS),
+                cells[:, :, :, first : max(first, last + 1)].sum(1),
+                first_octave=first,
                 positive_zeros=counts[:, 3],
                 negative_zeros=counts[:, 4],
+                nonfinite=cells[:, :, :, _TOP_OCTAVE].sum((1, 2, 3)),
             ),
         )
 
@@ -236,6 +303,7 @@ class RowScan:
         valid: Tensor | None,
         full: Tensor,
         skip: int,
+        row: int,
     ) -> None:
         groups, rows, columns = x.shape
         column = torch.arange(columns, device=x.device)
@@ -246,6 +314,11 @@ class RowScan:
         if self.wants_entropy:
             self._add_entropy(first_group, x.float(), seen, full)
         if 0 <= skip < columns:
+            if self.aside_rows:
+                where = (slice(first_group, first_group + groups), slice(row, row + rows))
+                has = seen[:, :, skip].cpu()
+                self._has_aside[where] |= has
+                self._aside[where] = torch.where(has, x[:, :, skip].cpu(), self._aside[where])
             seen = seen & (column != skip)
         rest = (first_group, self.groups - first_group - groups)  # groups that have no row here
         values = pad(x.detach().float().flatten(1), (0, 0, *rest))
@@ -253,11 +326,12 @@ class RowScan:
         chosen = pad((seen & full[:, None]).flatten(1), (0, 0, *rest))
         update = Bundle.empty(self.groups, k=self.k).to(x.device)
         update = update.update(values, tags.reshape(1, -1), valid=every, sampled=chosen).to("cpu")
-        self._slow = self._slow.merge(replace(update, moments=Moments.empty(self.groups)))
+        self._slow = update if self._slow is None else self._slow.merge(update)
         moments, largest = self._slow_cut
         low, high = update.minmax.finish()
         size = torch.maximum(-low, high).nan_to_num(nan=0.0)
-        self._slow_cut = (moments.merge(update.moments), torch.maximum(largest, size))
+        moments = update.moments if moments is None else moments.merge(update.moments)
+        self._slow_cut = (moments, torch.maximum(largest, size))
 
     def _add_entropy(self, first: int, x: Tensor, seen: Tensor, full: Tensor) -> None:
         usable = full & seen.any(2) & (x.isfinite() | ~seen).all(2)  # [g, rows]
@@ -274,8 +348,15 @@ def _number(key: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-def _named_moments(part: Tensor) -> dict[str, Tensor]:
-    return dict(zip(("count", "mean", "m2", "m3", "m4"), part.unbind(1), strict=True))
+def _named_moments(part: Tensor) -> Moments:
+    names = ("count", "mean", "m2", "m3", "m4")
+    return Moments.from_state(dict(zip(names, part.unbind(1), strict=True)))
+
+
+@cache
+def _threads(parts: int) -> ThreadPoolExecutor:
+    """Returns threads for all workers but the caller's; made once, for all scans."""
+    return ThreadPoolExecutor(max_workers=max(1, parts - 1), thread_name_prefix="quantkit-scan")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from quantkit.outliers.effective import EffectiveRecord, scan_effective
-from quantkit.outliers.maps import MapRecord, RowSampling, scan_map
+from quantkit.outliers.maps import MapRecord, RowSampling, logits_of, scan_map
 from quantkit.outliers.per_sequence import InfNorm
 from quantkit.outliers.sinks import SinkRecord
 from quantkit.probes import AttentionLogits
@@ -59,7 +59,7 @@ class AttentionStatistics:
         before = self.maps.get(slot)
         record, largest = scan_map(
             call,
-            call.blocks(modified=point == MODIFIED),
+            logits_of(call, modified=point == MODIFIED),
             first_sequence=self.first_sequence,
             sampling=self.sampling,
             floor=None if before is None else before.floor,
@@ -69,7 +69,7 @@ class AttentionStatistics:
             attended = replace(call, all_entries=False)
             alone, _ = scan_map(
                 attended,
-                attended.blocks(modified=point == MODIFIED),
+                logits_of(attended, modified=point == MODIFIED),
                 first_sequence=self.first_sequence,
                 sampling=self.sampling,
                 floor=torch.full((call.heads,), torch.inf),

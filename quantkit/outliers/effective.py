@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from quantkit.outliers.maps import MapRecord, RowSampling, scan_map
+from quantkit.numerics.scan import RowScan
+from quantkit.outliers.maps import Adder, Feed, MapRecord, RowSampling, scan_map
 from quantkit.outliers.sinks import mixed
 from quantkit.probes import AttentionLogits, LogitBlock
 
@@ -65,7 +66,7 @@ def scan_effective(
     sums = _Sums(calls[0].heads)
     record, _ = scan_map(
         calls[0],
-        _blocks(calls, sums),
+        _effective_of(calls, sums),
         first_sequence=first_sequence,
         sampling=sampling,
         floor=floor,
@@ -104,25 +105,30 @@ class _Sums:
         self.negative += (valid & (weights < 0)).sum((0, 2, 3))
 
 
-def _blocks(calls: Sequence[AttentionLogits], sums: _Sums) -> Iterator[LogitBlock]:
-    """Yields the effective map tile by tile, sequence after sequence."""
+def _effective_of(calls: Sequence[AttentionLogits], sums: _Sums) -> Feed:
+    """Returns the feed of the effective map, tile by tile."""
     spans = calls[0].spans()
-    for sequence in range(calls[0].query.shape[0]):
-        alone = [call.of_sequence(sequence) for call in calls]
+
+    def feed(index: int, _scan: RowScan, adder: Adder) -> None:
+        alone = [call.of_sequence(index) for call in calls]
         for tiles in zip(*(call.tiles() for call in alone), strict=True):
             weights = mixed(alone, tiles)
             sums.add(weights, tiles[0].valid)
             rows = slice(tiles[0].start, tiles[0].start + weights.shape[2])
-            yield LogitBlock(
-                sequence=sequence,
-                head=0,
-                row=rows.start,
-                column=0,
-                logits=weights[0].contiguous(),
-                lo=spans.lo[sequence, rows],
-                hi=spans.hi[sequence, rows],
-                valid=tiles[0].valid[0] if spans.has_holes else None,
+            adder.add(
+                LogitBlock(
+                    sequence=index,
+                    head=0,
+                    row=rows.start,
+                    column=0,
+                    logits=weights[0].contiguous(),
+                    lo=spans.lo[index, rows],
+                    hi=spans.hi[index, rows],
+                    valid=tiles[0].valid[0] if spans.has_holes else None,
+                )
             )
+
+    return feed
 
 
 def _lambdas(calls: Sequence[AttentionLogits]) -> Tensor:

@@ -6,14 +6,14 @@ map's row 0 belongs to neither and enters only the pooled figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from quantkit.numerics.observers import Bundle, Moments, merged
+from quantkit.numerics.observers import Bundle, merged
 from quantkit.numerics.scan import Cut, RowScan
 from quantkit.outliers.per_sequence import SequenceMeans
 from quantkit.outliers.places import pack
@@ -91,9 +91,13 @@ class MapRecord:
         return self.entropy_sum / self.entropy_rows
 
 
+Feed = Callable[[int, RowScan, "Adder"], None]
+"""Given a sequence of the batch, hands every block of it to the adder."""
+
+
 def scan_map(
     call: AttentionLogits,
-    blocks: Iterable[LogitBlock],
+    feed: Feed,
     *,
     first_sequence: int,
     sampling: RowSampling,
@@ -102,63 +106,44 @@ def scan_map(
 ) -> tuple[MapRecord, dict[int, float]]:
     """Returns the record of one map of one forward pass, and max |x| by sequence.
 
-    Memory: as much as one block, and dense bins (1 MB a head, 64 MB at most).
+    Memory: as much as a block a thread, and dense bins (1 MB a head, 64 MB at most, of which only
+    what is used is touched).
 
     Args:
         call: Which keys are attended to, and how many heads there are.
-        blocks: The map, sequence by sequence.
+        feed: The map.
         first_sequence: Index of the batch's first sequence.
         floor: float32 `[heads]`, magnitudes that cannot enter the top-k; None: all can.
     """
     attended = call.attended_spans()
+    batch, queries = attended.lo.shape
     first, start = _first_keys(attended)
-    scan = RowScan(call.heads, floor=floor, entropy=entropy)
-    edges: list[_Edge] = []
+    scan = RowScan(call.heads, floor=floor, entropy=entropy, aside_rows=queries)
+    edges = {ROW_0: Bundle.empty(call.heads), "first": Bundle.empty(call.heads)}
     means, sequence_max = SequenceMeans.empty(call.heads), dict[int, float]()
-    current = -1
-
-    def close() -> None:
-        nonlocal means
-        if current < 0:
-            return
-        cut = _with_edges(scan.cut(), [edge for edge in edges if edge.sequence == current])
-        means = means.add(cut.abs_max, cut.moments, torch.ones(call.heads, dtype=torch.bool))
-        sequence_max[first_sequence + current] = float(cut.abs_max.max())
-
-    for block in blocks:
-        if block.sequence != current:
-            close()
-            current = block.sequence
-            full = _sampled(call, attended, current, sampling, first_sequence + current)
-        rows = slice(block.row, block.row + block.logits.shape[1])
-        tag = int(
-            pack(
-                torch.tensor(first_sequence + current),
-                torch.tensor(block.row),
-                torch.tensor(block.column),
-            )
+    for index in range(batch):
+        if int(start[index]) < 0:
+            continue  # all padding
+        sequence = first_sequence + index
+        adder = Adder(
+            scan=scan,
+            sequence=sequence,
+            first=int(first[index]),
+            full=_sampled(call, attended, index, sampling, sequence),
         )
-        at = int(first[current]) - block.column
-        if 0 <= at < block.logits.shape[2]:
-            edges.append(_edge(block, at, full[rows], tag, int(start[current])))
-        scan.add(
-            block.logits,
-            block.lo,
-            block.hi,
-            tag=tag,
-            row_step=_ROW_STEP,
-            first_group=block.head,
-            valid=block.valid,
-            full=full[rows],
-            skip=at,
-        )
-    close()
+        feed(index, scan, adder)
+        cut = scan.cut()
+        alone = int(start[index]) if int(attended.counts[index, start[index]]) == 1 else -1
+        parts = _edge_bundles(cut, adder, alone)
+        edges = {name: edges[name].merge(part) for name, part in parts.items()}
+        moments, largest = cut.moments, cut.abs_max
+        for part in parts.values():
+            moments = moments.merge(part.moments)
+            largest = torch.maximum(largest, part.topk.values[:, 0].clamp_min(0.0))
+        means = means.add(largest, moments, torch.ones(call.heads, dtype=torch.bool))
+        sequence_max[sequence] = float(largest.max())
     result = scan.finish()
-    classes = {
-        ROW_0: _edge_bundle(edges, call.heads, row_0=True),
-        "first": _edge_bundle(edges, call.heads, row_0=False),
-        "others": result.bundle,
-    }
+    classes = {**edges, "others": result.bundle}
     elements = sum(int(bundle.minmax.count.sum()) for bundle in classes.values())
     record = MapRecord(
         classes=classes,
@@ -168,6 +153,57 @@ def scan_map(
         excluded=call.entries - elements,
     )
     return record, sequence_max
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Adder:
+    """Adds blocks of one sequence to a scan; the first key's column is set aside.
+
+    Attributes:
+        sequence: Its index among all; `first`: its first attended key.
+        full: bool `[queries]`: rows that are sampled.
+    """
+
+    scan: RowScan
+    sequence: int
+    first: int
+    full: Tensor
+
+    def tag(self, row: int, column: int) -> int:
+        """Returns the tag of an element."""
+        return int(pack(torch.tensor(self.sequence), torch.tensor(row), torch.tensor(column)))
+
+    def add(self, block: LogitBlock, worker: int | None = None) -> None:
+        """Adds one block, for one worker or dealt out to all."""
+        self.scan.add(
+            block.logits,
+            block.lo,
+            block.hi,
+            tag=self.tag(block.row, block.column),
+            row_step=_ROW_STEP,
+            first_group=block.head,
+            valid=block.valid,
+            full=self.full[block.row : block.row + block.logits.shape[1]],
+            skip=self.first - block.column,
+            row=block.row,
+            worker=worker,
+        )
+
+
+def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
+    """Returns the feed of a map's logits; threads compute and scan blocks side by side."""
+
+    def feed(index: int, scan: RowScan, adder: Adder) -> None:
+        def work(worker: int) -> None:
+            share = (worker, scan.workers)
+            for block in call.blocks(modified=modified, sequence=index, share=share):
+                adder.add(block, worker)
+
+        call.spans()  # found once, before the threads ask for them
+        with torch.inference_mode():
+            scan.side_by_side(work)
+
+    return feed
 
 
 def _sampled(
@@ -186,79 +222,22 @@ def _sampled(
     return full
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Edge:
-    """The first key's column of a block: values `[heads, rows]`, and which of them count."""
-
-    sequence: int
-    head: int
-    values: Tensor
-    valid: Tensor
-    sampled: Tensor
-    tags: Tensor
-    is_row_0: Tensor
-
-
-def _edge(block: LogitBlock, at: int, full: Tensor, tag: int, start: int) -> _Edge:
-    heads, rows, _ = block.logits.shape
-    has = (block.lo <= at) & (at < block.hi)
-    valid = has[None].expand(heads, rows)
-    if block.valid is not None:
-        valid = valid & block.valid[..., at]
-    row = torch.arange(rows)
-    return _Edge(
-        sequence=block.sequence,
-        head=block.head,
-        values=block.logits[:, :, at].clone(),
-        valid=valid,
-        sampled=valid & full,
-        tags=tag + row * _ROW_STEP + at,
-        is_row_0=block.row + row == start,
-    )
-
-
 def _first_keys(attended: Spans) -> tuple[Tensor, Tensor]:
-    """Returns each sequence's first attended key, and the row that sees it alone (-1: none)."""
+    """Returns each sequence's first attended key and first row that attends (-1: none does)."""
     seen = attended.hi > attended.lo
-    far = torch.iinfo(torch.int64).max
-    first = torch.where(seen, attended.lo, far).amin(1)
-    row = seen.to(torch.int8).argmax(1)
-    width = attended.counts.gather(1, row[:, None])[:, 0]
-    return first, torch.where(width == 1, row, -1)
+    first = torch.where(seen, attended.lo, torch.iinfo(torch.int64).max).amin(1)
+    return first, torch.where(seen.any(1), seen.to(torch.int8).argmax(1), -1)
 
 
-def _placed(edges: list[_Edge], heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns values, valid, sampled `[heads, n]`, tags and is_row_0 `[n]` of all edges."""
-    total = sum(edge.values.shape[1] for edge in edges)
-    values = torch.zeros(heads, total)
-    valid = torch.zeros(heads, total, dtype=torch.bool)
-    sampled = torch.zeros_like(valid)
-    done = 0
-    for edge in edges:
-        count, rows = edge.values.shape
-        where = (slice(edge.head, edge.head + count), slice(done, done + rows))
-        values[where], valid[where], sampled[where] = edge.values, edge.valid, edge.sampled
-        done += rows
-    empty = torch.zeros(0, dtype=torch.int64)
-    tags = torch.cat([edge.tags for edge in edges]) if edges else empty
-    is_row_0 = torch.cat([edge.is_row_0 for edge in edges]) if edges else empty.bool()
-    return values, valid, sampled, tags, is_row_0
-
-
-def _edge_bundle(edges: list[_Edge], heads: int, *, row_0: bool) -> Bundle:
-    values, valid, sampled, tags, is_row_0 = _placed(edges, heads)
-    which = is_row_0 if row_0 else ~is_row_0
-    return Bundle.empty(heads).update(
-        values[:, which], tags[which], valid=valid[:, which], sampled=sampled[:, which]
-    )
-
-
-def _with_edges(cut: Cut, edges: list[_Edge]) -> Cut:
-    """Returns the cut of one sequence with the first key's column in it again."""
-    heads = cut.abs_max.shape[0]
-    values, valid, sampled, _, _ = _placed(edges, heads)
-    moments = Moments.empty(heads).update(values, valid=sampled)
-    finite = valid & values.isfinite()
-    size = values.abs().masked_fill(~finite, 0.0)
-    largest = size.amax(1) if size.shape[1] else torch.zeros(heads)
-    return Cut(moments=cut.moments.merge(moments), abs_max=torch.maximum(cut.abs_max, largest))
+def _edge_bundles(cut: Cut, adder: Adder, alone: int) -> dict[str, Bundle]:
+    """Returns the bundles of the first key's column: row `alone` is of no class."""
+    heads, queries = cut.aside.shape
+    tags = adder.tag(0, adder.first) + torch.arange(queries) * _ROW_STEP
+    is_row_0 = torch.arange(queries) == alone
+    bundles = {}
+    for name, which in ((ROW_0, is_row_0), ("first", ~is_row_0)):
+        valid = cut.has_aside & which
+        bundles[name] = Bundle.empty(heads).update(
+            cut.aside, tags, valid=valid, sampled=valid & adder.full
+        )
+    return bundles

@@ -207,7 +207,13 @@ class AttentionLogits:
             known[id(self.mask)] = (held, spans)
         return known[id(self.mask)][1]
 
-    def blocks(self, *, modified: bool = False) -> Iterator[LogitBlock]:
+    def blocks(
+        self,
+        *,
+        modified: bool = False,
+        sequence: int | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> Iterator[LogitBlock]:
         """Yields the map in pieces that a processor's cache holds, sequence by sequence.
 
         Keys before the first and after the last valid one of the rows are not computed; rows
@@ -215,36 +221,47 @@ class AttentionLogits:
 
         Args:
             modified: After softcap and bias, as the model goes on with them.
+            sequence: Of this one alone.
+            share: (worker, workers): only this worker's pieces, which are dealt out in turn.
         """
         spans = self.spans()
-        batch, heads, queries, _ = self.query.shape
-        per_kv = heads // self.key.shape[1]
-        longest = per_kv * int(spans.counts.max()) if spans.counts.numel() else 0
-        height = min(max(BLOCK_ELEMENTS // max(longest, 1), 32), TILE_ROWS)
-        buffer = torch.empty(max(BLOCK_ELEMENTS, longest * height))
-        for sequence, start in product(range(batch), range(0, queries, height)):
-            stop = min(start + height, queries)
-            lo, hi = spans.lo[sequence, start:stop], spans.hi[sequence, start:stop]
-            seen = hi > lo
-            if not bool(seen.any()):
+        queries, groups = self.query.shape[2], self.key.shape[1]
+        per_kv = self.heads // groups
+        widest = per_kv * int(spans.counts.max()) if spans.counts.numel() else 0
+        height = min(max(BLOCK_ELEMENTS // max(widest, 1), 32), TILE_ROWS)
+        buffer = torch.empty(0)
+        turn = -1
+        wanted = range(self.query.shape[0]) if sequence is None else (sequence,)
+        for index, start in product(wanted, range(0, queries, height)):
+            rows = slice(start, min(start + height, queries))
+            lo, hi = spans.lo[index, rows], spans.hi[index, rows]
+            right = int(hi.max())
+            if right == 0:
                 continue
-            left, right = int(lo[seen].min()), int(hi.max())
+            seen = hi > lo
+            left = int(lo[seen].min())
+            keys = slice(left, right)
+            size = per_kv * (rows.stop - start) * (right - left)  # of one key head's queries
+            at_once = min(groups, max(1, BLOCK_ELEMENTS // size))
             valid = None
             if spans.has_holes and not self.all_entries:
-                valid = self._valid(start, stop, sequence)[:, :, left:right]
-            groups = max(1, BLOCK_ELEMENTS // (per_kv * (stop - start) * (right - left)))
-            for first in range(0, self.key.shape[1], groups):
-                kv = slice(first, min(first + groups, self.key.shape[1]))
+                valid = self._valid(start, rows.stop, index)[:, :, keys]
+            for first in range(0, groups, at_once):
+                turn += 1
+                if turn % share[1] != share[0]:
+                    continue
+                kv = slice(first, min(first + at_once, groups))
                 head = slice(first * per_kv, kv.stop * per_kv)
-                size = (head.stop - head.start) * (stop - start) * (right - left)
-                if buffer.numel() < size:
-                    buffer = torch.empty(size)
-                logits = buffer[:size].view(-1, stop - start, right - left)
-                self._fill(logits, sequence, head, kv, slice(start, stop), slice(left, right))
+                if buffer.numel() < size * at_once:
+                    buffer = torch.empty(size * at_once)
+                logits = buffer[: size * (kv.stop - first)].view(
+                    -1, rows.stop - start, right - left
+                )
+                self._fill(logits, index, head, kv, rows, keys)
                 if modified:
-                    self._modify(logits, sequence, head, slice(start, stop), slice(left, right))
+                    self._modify(logits, index, head, rows, keys)
                 yield LogitBlock(
-                    sequence=sequence,
+                    sequence=index,
                     head=head.start,
                     row=start,
                     column=left,

@@ -89,30 +89,30 @@ class Histogram:
         cls,
         cells: Tensor,
         *,
+        first_octave: int,
         positive_zeros: Tensor,
         negative_zeros: Tensor,
-        lossless: bool = False,
+        nonfinite: Tensor,
     ) -> Self:
-        """Returns the histogram whose bins over all exponents are `cells`.
+        """Returns the histogram whose bins over some octaves are `cells`.
 
         Args:
-            cells: int64 `[groups, 2, 256, 2^mantissa_bits]`, the upper bits of float32 numbers;
-                zeros are in the first bin of their sign, NaN and inf in the last octave.
-            positive_zeros, negative_zeros: int64 `[groups]`, how many of the first bins are zeros.
+            cells: int64 `[groups, 2, octaves, 2^mantissa_bits]`, the upper bits of float32 numbers,
+                all that are finite; in octave 0 the first bin of each sign holds its zeros too.
+            positive_zeros, negative_zeros, nonfinite: int64 `[groups]`.
         """
-        cells = cells.clone()
-        cells[:, 0, 0, 0] -= positive_zeros
-        cells[:, 1, 0, 0] -= negative_zeros
-        used = cells[:, :, :_TOP_OCTAVE].any(3).any(1).any(0).nonzero()[:, 0].tolist()
-        first, stop = (used[0], used[-1] + 1) if used else (0, 0)
+        if first_octave == 0 and cells.shape[2]:
+            cells = cells.clone()
+            cells[:, 0, 0, 0] -= positive_zeros
+            cells[:, 1, 0, 0] -= negative_zeros
         return cls(
-            counts=cells[:, :, first:stop].clone(),
+            counts=cells.contiguous(),
             zeros=positive_zeros + negative_zeros,
-            nonfinite=cells[:, :, _TOP_OCTAVE].sum((1, 2)),
+            nonfinite=nonfinite,
             sums=None,
             squares=None,
-            first_octave=first,
-            lossless=lossless or not used,
+            first_octave=first_octave if cells.shape[2] else 0,
+            lossless=not cells.shape[2],
         )
 
     @property

@@ -49,6 +49,12 @@ class TopK:
             tags=torch.full((groups, k), -1, dtype=torch.int64, device=device),
         )
 
+    @classmethod
+    def of(cls, state: dict[str, Tensor], *, k: int) -> Self:
+        """Returns the k largest of candidates in any order; `state` as in `state()`, any width."""
+        groups = state["values"].shape[0]
+        return cls.empty(groups, k=k)._with(state["values"], state["signed"], state["tags"])
+
     @property
     def groups(self) -> int:
         """How many rows are told apart."""
