@@ -175,6 +175,7 @@ def scan_rows(
     skip: int,
     tag: int,
     row_step: int,
+    column_step: int,
     first_group: int,
     floor: Any,
     want_entropy: bool,
@@ -201,7 +202,7 @@ def scan_rows(
         valid: bool [g or 1, rows, columns] where those have holes; [0, 0, 0] where not.
         full: bool [rows]: False where only extremes and top-k are wanted.
         skip: A column that counts in the entropy alone; negative: none.
-        tag: of x[:, 0, 0]; + `row_step` a row, + 1 a column.
+        tag: of x[:, 0, 0]; + `row_step` a row, + `column_step` a column.
         floor: int32 [groups]: bits of a magnitude below which nothing enters the top-k.
         keys: int32 [groups, parts, 4]: largest key, smallest key, largest magnitude, and of full
             rows the smallest that is not zero.
@@ -289,7 +290,7 @@ def scan_rows(
                             column = gap_columns[j] if holes else begin + j
                             _insert(
                                 size,
-                                start + column,
+                                start + column * column_step,
                                 elements[j],
                                 sizes[group, part],
                                 tags[group, part],
@@ -342,14 +343,17 @@ def cut_moments(moments: Any, total: Any) -> Any:
 
 
 @njit(fastmath=_FAST, cache=True)
-def token_pass(x: Any, use: Any, above: Any, row_top: Any, column_top: Any, reached: Any) -> None:
+def token_pass(x: Any, use: Any, above: Any, row_top: Any, column_top: Any, reached: Any) -> Any:
     """Takes largest magnitudes by row and column, and how often each column reaches `above`.
 
     Args:
         x: float32 [rows, columns]; `use`: bool [rows].
         row_top: float32 [rows]; column_top: float32 [columns], and reached: int64 [columns], are
             added to. NaN and inf do not take part.
+
+    Returns whether all that is used is finite.
     """
+    bad = np.int32(0)
     rows, columns = x.shape
     tops = column_top.view(np.int32)
     least = np.float32(above).view(np.int32)
@@ -360,11 +364,13 @@ def token_pass(x: Any, use: Any, above: Any, row_top: Any, column_top: Any, reac
         top = np.int32(0)
         for j in range(columns):
             size = bits[j] & MAGNITUDE
+            bad |= np.int32(size >= INF_BITS)
             size = size if size < INF_BITS else np.int32(0)
             top = max(top, size)
             tops[j] = max(tops[j], size)
             reached[j] += size >= least
         row_top[r] = np.int32(top).view(np.float32)
+    return bad == 0
 
 
 @njit(cache=True)

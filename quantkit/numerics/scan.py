@@ -16,6 +16,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -30,7 +31,7 @@ _CELLS: Final = 1 << 16  # sign, exponent and 7 bits of mantissa: the upper half
 _MANTISSA_BITS: Final = 7
 _MANTISSA: Final = 23  # bits of a float32
 _TOP_OCTAVE: Final = 255  # the exponent field of inf and NaN
-_DENSE_BYTES: Final = 64 << 20  # for all workers' bins; more workers than fit share them out
+_DENSE_BYTES: Final = 1 << 30  # of all workers' bins, of which some 5 % are touched
 _NO_ROOM: Final = -1
 
 
@@ -65,14 +66,10 @@ class Cut:
 
     Attributes:
         moments: Of its full rows; `abs_max`: float32 `[groups]`, 0 without any element.
-        aside: float32 `[groups, aside_rows]`: what stood in the column `skip` of each row;
-            `has_aside`: bool, where it counts.
     """
 
     moments: Moments
     abs_max: Tensor
-    aside: Tensor
-    has_aside: Tensor
 
 
 class RowScan:
@@ -83,7 +80,7 @@ class RowScan:
         floor: float32 `[groups]`: magnitudes below it cannot enter the top-k, because k larger
             ones are known; a speed-up.
         entropy: Whether to take the entropy of softmax over each full row.
-        aside_rows: Rows of a part of the scan, where what is skipped is wanted (see `Cut`).
+        aside_rows: Rows of a part of the scan, where what is skipped is wanted (`take_aside`).
     """
 
     def __init__(
@@ -119,7 +116,8 @@ class RowScan:
         self._values = torch.zeros(*shape, self.k)
         self._moments = torch.zeros(*shape, 5, dtype=torch.float64)
         self._total = torch.zeros(self.groups, 5, dtype=torch.float64)
-        self._histogram = torch.zeros(*shape, _CELLS, dtype=torch.int64)
+        # numpy's zeros take no memory until they are touched, and few octaves are
+        self._histogram = torch.from_numpy(np.zeros((*shape, _CELLS), np.int64))
         self._entropy = torch.zeros(*shape, 2, dtype=torch.float64)
         self._arrays = [
             part.numpy()
@@ -168,6 +166,7 @@ class RowScan:
         *,
         tag: int,
         row_step: int,
+        column_step: int = 1,
         first_group: int = 0,
         valid: Tensor | None = None,
         full: Tensor | None = None,
@@ -180,17 +179,19 @@ class RowScan:
         Args:
             x: float32 `[g, rows, columns]`, of group `first_group` and those after it.
             lo, hi: int64 `[rows]`: columns `lo <= column < hi` of a row count.
-            tag: Of `x[:, 0, 0]`; `row_step` more a row, 1 more a column.
+            tag: Of `x[:, 0, 0]`; `row_step` more a row, `column_step` more a column.
             valid: bool `[g or 1, rows, columns]` where the columns that count have holes.
             full: bool `[rows]`: False where only extremes and top-k are wanted.
             skip: A column that counts in the entropy alone; negative: none.
-            row: Index in the part of the scan of the first row, for `Cut.aside`.
+            row: Index in the part of the scan of the first row, for `take_aside`.
             worker: Whose this is, inside `side_by_side`; None: the rows are dealt out to all.
         """
         if full is None:
             full = torch.ones(x.shape[1], dtype=torch.bool)
         if self._kernels is None or x.device.type != "cpu":
-            self._add_slowly(x, lo, hi, tag, row_step, first_group, valid, full, skip, row)
+            tags = tag + torch.arange(x.shape[1])[:, None] * row_step
+            tags = tags + torch.arange(x.shape[2]) * column_step
+            self._add_slowly(x, lo, hi, tags, first_group, valid, full, skip, row)
             return
         inputs: tuple[Any, ...] = (
             x.detach().contiguous().numpy(),
@@ -201,6 +202,7 @@ class RowScan:
             skip,
             tag,
             row_step,
+            column_step,
             first_group,
             self._floor_bits,
             self.wants_entropy,
@@ -218,6 +220,15 @@ class RowScan:
         for other in others:
             other.result()
 
+    def take_aside(self) -> tuple[Tensor, Tensor]:
+        """Returns what stood in the column `skip` of each row since this was last asked.
+
+        float32 `[groups, aside_rows]`, and bool: where it counts.
+        """
+        taken = self._aside, self._has_aside
+        self._new_aside()
+        return taken
+
     def cut(self) -> Cut:
         """Returns moments and largest magnitudes since the last cut; goes on with the rest."""
         moments, largest = self._slow_cut
@@ -230,14 +241,7 @@ class RowScan:
             moments = compiled_part if moments is None else moments.merge(compiled_part)
             largest = torch.maximum(largest, self._keys[..., 2].amax(1).view(torch.float32))
             self._keys[..., 2] = 0
-        aside, has_aside = self._aside, self._has_aside
-        self._new_aside()
-        return Cut(
-            moments=moments or Moments.empty(self.groups),
-            abs_max=largest,
-            aside=aside,
-            has_aside=has_aside,
-        )
+        return Cut(moments=moments or Moments.empty(self.groups), abs_max=largest)
 
     def finish(self) -> ScanResult:
         """Returns what was seen."""
@@ -297,8 +301,7 @@ class RowScan:
         x: Tensor,
         lo: Tensor,
         hi: Tensor,
-        tag: int,
-        row_step: int,
+        tags: Tensor,
         first_group: int,
         valid: Tensor | None,
         full: Tensor,
@@ -310,7 +313,7 @@ class RowScan:
         seen = (column >= lo.to(x.device)[:, None]) & (column < hi.to(x.device)[:, None])
         seen = seen[None].expand(x.shape) if valid is None else (seen & valid).expand(x.shape)
         full = full.to(x.device)
-        tags = tag + torch.arange(rows, device=x.device)[:, None] * row_step + column
+        tags = tags.to(x.device)
         if self.wants_entropy:
             self._add_entropy(first_group, x.float(), seen, full)
         if 0 <= skip < columns:
@@ -367,11 +370,13 @@ class TokenSummary:
         token_top: float32 `[tokens]`, 0 for tokens that were not used.
         channel_top: float32 `[channels]`.
         channel_reached: int64 `[channels]`: tokens at which the channel reaches the threshold.
+        is_finite: Whether there was no NaN or inf.
     """
 
     token_top: Tensor
     channel_top: Tensor
     channel_reached: Tensor
+    is_finite: bool
 
 
 def token_summary(x: Tensor, use: Tensor, *, above: float) -> TokenSummary:
@@ -387,20 +392,24 @@ def token_summary(x: Tensor, use: Tensor, *, above: float) -> TokenSummary:
             token_top=size.amax(1).cpu(),
             channel_top=size.amax(0).cpu(),
             channel_reached=(size >= above).sum(0).cpu(),
+            is_finite=bool(x[use].isfinite().all()),
         )
     token_top, channel_top = torch.zeros(x.shape[0]), torch.zeros(x.shape[1])
     reached = torch.zeros(x.shape[1], dtype=torch.int64)
     outs = (part.numpy() for part in (token_top, channel_top, reached))
-    kernels.token_pass(x.detach().contiguous().numpy(), use.cpu().numpy(), above, *outs)
-    return TokenSummary(token_top=token_top, channel_top=channel_top, channel_reached=reached)
+    finite = kernels.token_pass(x.detach().contiguous().numpy(), use.cpu().numpy(), above, *outs)
+    return TokenSummary(
+        token_top=token_top,
+        channel_top=channel_top,
+        channel_reached=reached,
+        is_finite=bool(finite),
+    )
 
 
 def abs_median(x: Tensor) -> float:
-    """Returns the exact lower median of |x| (as `torch.median`); NaN of no or of NaN elements."""
+    """Returns the exact lower median of |x| (as `torch.median`), of finite x; NaN of none."""
     flat = x.detach().float().reshape(-1)
-    if flat.numel() == 0 or not bool(flat.isfinite().all()):
-        return float(flat.abs().median()) if flat.numel() else float("nan")
     kernels = compiled()
-    if kernels is None or flat.device.type != "cpu":
-        return float(flat.abs().median())
+    if kernels is None or flat.device.type != "cpu" or flat.numel() == 0:
+        return float(flat.abs().median()) if flat.numel() else float("nan")
     return float(kernels.abs_select(flat.contiguous().numpy(), (flat.numel() - 1) // 2))

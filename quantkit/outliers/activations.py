@@ -8,16 +8,15 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from quantkit.numerics.observers import Bundle, Moments, merged
+from quantkit.numerics.observers import Bundle, merged
 from quantkit.numerics.outliers import FEATURE_ABOVE
 from quantkit.numerics.scan import RowScan, token_summary
 from quantkit.outliers.per_sequence import InfNorm, SequenceMeans
-from quantkit.outliers.places import first_real, pack
+from quantkit.outliers.places import POSITION_STEP, first_real, pack
 from quantkit.outliers.rules import RuleRecord, apply_rules
 from quantkit.probes import Activation
 
 CLASSES: Final = ("first", "others")
-_ROW_STEP: Final = int(pack(torch.tensor(0), torch.tensor(1), torch.tensor(0)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,10 +91,8 @@ class ActivationStatistics:
         batch, length, channels = x.shape
         first = first_real(real)
         position = torch.arange(length)
-        floors = {
-            n: None if before is None else before.classes[n].topk.values[:, -1] for n in CLASSES
-        }
-        scans = {name: RowScan(1, floor=floors[name]) for name in CLASSES}
+        floor = None if before is None else torch.cat([before.classes[n].floor for n in CLASSES])
+        scan = RowScan(len(CLASSES), floor=floor)
         means, sequence_max = SequenceMeans.empty(1), dict[int, float]()
         channel_top = torch.zeros(channels)
         rules = RuleRecord.empty(channels) if self.with_rules else None
@@ -104,22 +101,18 @@ class ActivationStatistics:
             sequence = self.first_sequence + index
             if not bool(real[index].any()):
                 continue
-            tag = int(pack(torch.tensor(sequence), torch.tensor(0), torch.tensor(0)))
             is_first = position == first[index]
-            moments, largest = Moments.empty(1), torch.zeros(1)
-            for name, chosen in (
-                ("first", real[index] & is_first),
-                ("others", real[index] & ~is_first),
-            ):
-                scans[name].add(
+            for group, chosen in enumerate((real[index] & is_first, real[index] & ~is_first)):
+                scan.add(
                     x[index][None],
                     torch.zeros_like(hi),
                     torch.where(chosen, hi, 0),
-                    tag=tag,
-                    row_step=_ROW_STEP,
+                    tag=pack(sequence, 0, 0),
+                    row_step=POSITION_STEP,
+                    first_group=group,
                 )
-                cut = scans[name].cut()
-                moments, largest = moments.merge(cut.moments), torch.maximum(largest, cut.abs_max)
+            cut = scan.cut()
+            moments, largest = cut.moments.pool(), cut.abs_max.amax().reshape(1)
             means = means.add(largest, moments, torch.ones(1, dtype=torch.bool))
             sequence_max[sequence] = float(largest)
             summary = token_summary(x[index], real[index], above=FEATURE_ABOVE)
@@ -131,8 +124,9 @@ class ActivationStatistics:
                     )
                 )
         self.inf_norm.see(sequence_max)
+        seen = scan.finish().bundle
         return ActivationRecord(
-            classes={name: scan.finish().bundle for name, scan in scans.items()},
+            classes={name: seen.select(group, group + 1) for group, name in enumerate(CLASSES)},
             means=means,
             channel_top=channel_top,
             rules=rules,

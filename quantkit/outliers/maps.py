@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from quantkit.numerics.observers import Bundle, merged
-from quantkit.numerics.scan import Cut, RowScan
+from quantkit.numerics.scan import RowScan
 from quantkit.outliers.per_sequence import SequenceMeans
-from quantkit.outliers.places import pack
+from quantkit.outliers.places import POSITION_STEP, pack
 from quantkit.probes import AttentionLogits, LogitBlock, Spans
 
 ROW_0: Final = "row 0"
-CLASSES: Final = (ROW_0, "first", "others")
-_ROW_STEP: Final = int(pack(torch.tensor(0), torch.tensor(1), torch.tensor(0)))
+CLASSES: Final = ("others", "first", ROW_0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,8 @@ class MapRecord:
 
     @property
     def floor(self) -> Tensor:
-        """Magnitudes below which nothing new can enter the top-k, float32 `[heads]`."""
-        return self.classes["others"].topk.values[:, -1]
+        """Magnitudes below which nothing new can enter a top-k, float32 `[classes * heads]`."""
+        return torch.cat([self.classes[name].floor for name in CLASSES])
 
     @property
     def pooled(self) -> Bundle:
@@ -113,43 +112,46 @@ def scan_map(
         call: Which keys are attended to, and how many heads there are.
         feed: The map.
         first_sequence: Index of the batch's first sequence.
-        floor: float32 `[heads]`, magnitudes that cannot enter the top-k; None: all can.
+        floor: `MapRecord.floor` of what was seen before; None: nothing was.
     """
     attended = call.attended_spans()
     batch, queries = attended.lo.shape
     first, start = _first_keys(attended)
-    scan = RowScan(call.heads, floor=floor, entropy=entropy, aside_rows=queries)
-    edges = {ROW_0: Bundle.empty(call.heads), "first": Bundle.empty(call.heads)}
-    means, sequence_max = SequenceMeans.empty(call.heads), dict[int, float]()
+    heads = call.heads
+    scan = RowScan(len(CLASSES) * heads, floor=floor, entropy=entropy, aside_rows=queries)
+    means, sequence_max = SequenceMeans.empty(heads), dict[int, float]()
     for index in range(batch):
-        if int(start[index]) < 0:
+        row = int(start[index])
+        if row < 0:
             continue  # all padding
         sequence = first_sequence + index
         adder = Adder(
             scan=scan,
+            heads=heads,
             sequence=sequence,
             first=int(first[index]),
             full=_sampled(call, attended, index, sampling, sequence),
         )
         feed(index, scan, adder)
+        adder.add_first_key(row if int(attended.counts[index, row]) == 1 else -1)
         cut = scan.cut()
-        alone = int(start[index]) if int(attended.counts[index, start[index]]) == 1 else -1
-        parts = _edge_bundles(cut, adder, alone)
-        edges = {name: edges[name].merge(part) for name, part in parts.items()}
-        moments, largest = cut.moments, cut.abs_max
-        for part in parts.values():
-            moments = moments.merge(part.moments)
-            largest = torch.maximum(largest, part.topk.values[:, 0].clamp_min(0.0))
-        means = means.add(largest, moments, torch.ones(call.heads, dtype=torch.bool))
+        moments = cut.moments.select(0, heads)
+        for group in range(1, len(CLASSES)):
+            moments = moments.merge(cut.moments.select(group * heads, (group + 1) * heads))
+        largest = cut.abs_max.view(len(CLASSES), heads).amax(0)
+        means = means.add(largest, moments, torch.ones(heads, dtype=torch.bool))
         sequence_max[sequence] = float(largest.max())
     result = scan.finish()
-    classes = {**edges, "others": result.bundle}
+    classes = {
+        name: result.bundle.select(group * heads, (group + 1) * heads)
+        for group, name in enumerate(CLASSES)
+    }
     elements = sum(int(bundle.minmax.count.sum()) for bundle in classes.values())
     record = MapRecord(
         classes=classes,
         means=means,
-        entropy_sum=result.entropy_sum,
-        entropy_rows=result.entropy_rows,
+        entropy_sum=result.entropy_sum[:heads],
+        entropy_rows=result.entropy_rows[:heads],
         excluded=call.entries - elements,
     )
     return record, sequence_max
@@ -160,18 +162,16 @@ class Adder:
     """Adds blocks of one sequence to a scan; the first key's column is set aside.
 
     Attributes:
+        heads: Groups of the scan that are class `others`; as many follow for `first` and row 0.
         sequence: Its index among all; `first`: its first attended key.
         full: bool `[queries]`: rows that are sampled.
     """
 
     scan: RowScan
+    heads: int
     sequence: int
     first: int
     full: Tensor
-
-    def tag(self, row: int, column: int) -> int:
-        """Returns the tag of an element."""
-        return int(pack(torch.tensor(self.sequence), torch.tensor(row), torch.tensor(column)))
 
     def add(self, block: LogitBlock, worker: int | None = None) -> None:
         """Adds one block, for one worker or dealt out to all."""
@@ -179,8 +179,8 @@ class Adder:
             block.logits,
             block.lo,
             block.hi,
-            tag=self.tag(block.row, block.column),
-            row_step=_ROW_STEP,
+            tag=pack(self.sequence, block.row, block.column),
+            row_step=POSITION_STEP,
             first_group=block.head,
             valid=block.valid,
             full=self.full[block.row : block.row + block.logits.shape[1]],
@@ -188,6 +188,28 @@ class Adder:
             row=block.row,
             worker=worker,
         )
+
+    def add_first_key(self, alone: int) -> None:
+        """Adds the first key's column, once all blocks are in; row `alone` (-1: none) is row 0."""
+        values, has = self.scan.take_aside()
+        values, has = values[: self.heads], has[: self.heads]
+        is_row_0 = torch.arange(values.shape[1]) == alone
+        for group, which in ((1, ~is_row_0), (2, is_row_0)):
+            for sampled in (True, False):
+                chosen = has & which & (self.full == sampled)
+                if bool(chosen.any()):
+                    self.scan.add(
+                        values[:, None],
+                        torch.zeros(1, dtype=torch.int64),
+                        torch.tensor([values.shape[1]]),
+                        tag=pack(self.sequence, 0, self.first),
+                        row_step=0,
+                        column_step=POSITION_STEP,
+                        first_group=group * self.heads,
+                        valid=chosen[:, None],
+                        full=torch.tensor([sampled]),
+                        worker=0,
+                    )
 
 
 def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
@@ -227,17 +249,3 @@ def _first_keys(attended: Spans) -> tuple[Tensor, Tensor]:
     seen = attended.hi > attended.lo
     first = torch.where(seen, attended.lo, torch.iinfo(torch.int64).max).amin(1)
     return first, torch.where(seen.any(1), seen.to(torch.int8).argmax(1), -1)
-
-
-def _edge_bundles(cut: Cut, adder: Adder, alone: int) -> dict[str, Bundle]:
-    """Returns the bundles of the first key's column: row `alone` is of no class."""
-    heads, queries = cut.aside.shape
-    tags = adder.tag(0, adder.first) + torch.arange(queries) * _ROW_STEP
-    is_row_0 = torch.arange(queries) == alone
-    bundles = {}
-    for name, which in ((ROW_0, is_row_0), ("first", ~is_row_0)):
-        valid = cut.has_aside & which
-        bundles[name] = Bundle.empty(heads).update(
-            cut.aside, tags, valid=valid, sampled=valid & adder.full
-        )
-    return bundles

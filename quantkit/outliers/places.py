@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 _BITS: Final = 20
+POSITION_STEP: Final = 1 << _BITS
 _MASK: Final = (1 << _BITS) - 1
 
 
-def pack(sequence: Tensor, position: Tensor, last: Tensor) -> Tensor:
-    """Returns tags for (sequence, position, channel or key), broadcast together.
+def pack(sequence: int, position: int, last: int) -> int:
+    """Returns the tag of (sequence, position, channel or key).
 
-    Room for 2^23 sequences, 2^20 positions, 2^20 channels or keys.
+    Room for 2^23 sequences, 2^20 positions, 2^20 channels or keys. Tags are sums: `POSITION_STEP`
+    a position and 1 a channel or key.
     """
-    return (sequence.to(torch.int64) << (2 * _BITS)) | (position << _BITS) | last
+    return (sequence << (2 * _BITS)) + position * POSITION_STEP + last
 
 
 def unpack(tag: int) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ def apply_rules(
     """
     position = real.nonzero()[:, 0]
     tops = summary.token_top[position]
-    massive, massive_top = _massive(x, position, tops, layer, sequence)
+    massive, massive_top = _massive(x, position, tops, layer, sequence, summary.is_finite)
     ratio = tops / tops.median()
     outlying = (ratio > TOKEN_RATIO_ABOVE).nonzero()[:, 0]
     furthest = sorted(
@@ -112,27 +112,25 @@ def apply_rules(
 
 
 def _massive(
-    x: Tensor, position: Tensor, tops: Tensor, layer: int, sequence: int
+    x: Tensor, position: Tensor, tops: Tensor, layer: int, sequence: int, is_finite: bool
 ) -> tuple[int, list[Massive]]:
     """Returns how many massive activations there are, and the largest of them."""
     high = tops > MASSIVE_ABOVE
     if not bool(high.any()):
         return 0, []  # and no need for the median
     used = x if len(position) == len(x) else x[position]
-    finite = used.isfinite()
-    median = abs_median(used if bool(finite.all()) else used[finite])
+    median = abs_median(used if is_finite else used[used.isfinite()])
     candidates = position[high].to(x.device)
     tokens = x[candidates].cpu()
     mask = massive_mask(tokens, median=median) & tokens.isfinite()
-    size = tokens.abs().masked_fill(~mask, 0.0).reshape(-1)
-    largest = size.topk(min(_KEPT, int(mask.sum()))).indices
+    row, channel = mask.nonzero(as_tuple=True)  # few: their median is a thousandth of them
+    values = tokens[row, channel]
     found = []
-    for index in largest.tolist():
-        row, channel = divmod(index, tokens.shape[1])
-        value = float(tokens[row, channel])
-        place = pack(torch.tensor(sequence), candidates[row].cpu(), torch.tensor(channel))
-        found.append((abs(value), value, layer, int(place)))
-    return int(mask.sum()), found
+    for index in values.abs().topk(min(_KEPT, len(values))).indices.tolist():
+        value = float(values[index])
+        place = pack(sequence, int(candidates[row[index]]), int(channel[index]))
+        found.append((abs(value), value, layer, place))
+    return len(values), found
 
 
 def massive_pooled(bundle: Bundle) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantkit.numerics.outliers import SINK_ABOVE, SINK_QUERIES, first_token_attention
-from quantkit.probes import AttentionLogits, LogitTile
+from quantkit.probes import TILE_ROWS, AttentionLogits, LogitTile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,12 +74,12 @@ def first_token_shares(calls: Sequence[AttentionLogits]) -> Tensor:
     first = real.to(torch.int8).argmax(1).tolist()
     stop = max(first) + SINK_QUERIES[1] + 1
     parts = []
-    for tiles in zip(*(call.tiles() for call in calls), strict=True):
+    for tiles in zip(*(call.tiles(rows=min(stop, TILE_ROWS)) for call in calls), strict=True):
         if tiles[0].start >= stop:
             break
-        part = mixed(calls, tiles)
-        parts.append(pad(part, (0, call.key.shape[2] - part.shape[3])))
-    attention = torch.cat(parts, dim=2)
+        parts.append(mixed(calls, tiles))
+    width = max(part.shape[3] for part in parts)
+    attention = torch.cat([pad(part, (0, width - part.shape[3])) for part in parts], dim=2)
     shares = []
     for sequence, start in enumerate(first):
         end = start + min(SINK_QUERIES[1] + 1, int(real[sequence].sum()))

@@ -19,8 +19,8 @@ from quantkit.probes.masks import LazyMask, Spans, valid_rows
 
 TILE_ROWS: Final = 128
 """Query rows per tile: 8 heads x 128 x 8,192 keys of float32 take 34 MB."""
-BLOCK_ELEMENTS: Final = 1 << 20
-"""Logits per block: 4 MB of float32, about what the second-level caches of two cores hold."""
+BLOCK_ELEMENTS: Final = 1 << 19
+"""Logits per block: 2 MB of float32, about a core's second-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -130,6 +130,8 @@ def test_laws_of_a_grid_made_from_its_own_range(
 ) -> None:
     x = torch.tensor(values, dtype=torch.float32)
     zp: Tensor | int
+    # qmax times the rounded scale of float32's largest number is inf, as it is in ONNX
+    assume(float(x.abs().max()) < 3.4e38)
     if symmetric:
         scale, zp = symmetric_scale(x.abs().amax(), qtype), 0
         if not qtype.signed:

@@ -101,6 +101,20 @@ class Bundle:
         }
         return type(self).from_state(moved)
 
+    @property
+    def floor(self) -> Tensor:
+        """Magnitudes below which nothing new can enter the top-k, float32 `[groups]`; -1: all."""
+        return self.topk.values[:, -1]
+
+    def select(self, start: int, stop: int) -> Self:
+        """Returns the groups `start <= group < stop`."""
+        return type(self)(
+            minmax=MinMax.from_state({n: x[start:stop] for n, x in self.minmax.state().items()}),
+            topk=TopK.from_state({n: x[start:stop] for n, x in self.topk.state().items()}),
+            moments=self.moments.select(start, stop),
+            histogram=self.histogram.select(start, stop),
+        )
+
     def pool(self) -> Self:
         """Returns one group that holds the elements of all."""
         return type(self)(

@@ -265,6 +265,23 @@ class Histogram:
             lossless=self.lossless and other.lossless,
         )
 
+    def select(self, start: int, stop: int) -> Self:
+        """Returns the groups `start <= group < stop`, with the octaves that they use."""
+        counts = self.counts[start:stop]
+        used = counts.any(3).any(1).any(0).nonzero()[:, 0].tolist()
+        first, last = (used[0], used[-1] + 1) if used else (0, 0)
+        window = (slice(None), slice(None), slice(first, last))
+        return replace(
+            self,
+            counts=counts[window].clone(),
+            zeros=self.zeros[start:stop],
+            nonfinite=self.nonfinite[start:stop],
+            sums=None if self.sums is None else self.sums[start:stop][window].clone(),
+            squares=None if self.squares is None else self.squares[start:stop][window].clone(),
+            first_octave=self.first_octave + first if used else 0,
+            lossless=self.lossless or not used,
+        )
+
     def pool(self) -> Self:
         """Returns the observer of one group that has seen what all groups saw."""
         return replace(

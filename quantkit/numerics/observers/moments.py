@@ -120,13 +120,14 @@ class Moments:
         parts = self
         while parts.groups > 1:  # halves onto halves
             half = parts.groups // 2
-            merged = parts._rows(0, half).merge(parts._rows(half, 2 * half))
-            rest = parts._rows(2 * half, parts.groups)
+            merged = parts.select(0, half).merge(parts.select(half, 2 * half))
+            rest = parts.select(2 * half, parts.groups)
             both = {k: torch.cat([v, rest.state()[k]]) for k, v in merged.state().items()}
             parts = self.from_state(both)
         return parts if parts.groups else type(self).empty(1, device=self.mean.device)
 
-    def _rows(self, start: int, stop: int) -> Self:
+    def select(self, start: int, stop: int) -> Self:
+        """Returns the groups `start <= group < stop`."""
         return self.from_state({k: v[start:stop] for k, v in self.state().items()})
 
     def finish(self) -> MomentSummary:
