@@ -47,7 +47,7 @@ def _runs(seq_len: int, samples: int = 1) -> dict[str, Callable[[], None]]:
     from quantkit.models import backbone, load
     from quantkit.outliers.collect import ALONE, DEFAULT_POINTS, run
     from quantkit.outliers.maps import RowSampling
-    from quantkit.outliers.recording import Recording
+    from quantkit.outliers.statistics import ModelStatistics
     from quantkit.progress import silent
 
     loaded = load("smollm2")
@@ -70,7 +70,7 @@ def _runs(seq_len: int, samples: int = 1) -> dict[str, Callable[[], None]]:
 
     def probed(rows: int | None, points: tuple[str, ...] | None) -> None:
         chosen = DEFAULT_POINTS if points is None else points
-        recording = Recording.of(chosen, RowSampling(rows=rows))
+        recording = ModelStatistics.of(chosen, RowSampling(rows=rows))
         run(recording, loaded, text, batch_size=1, processes=ALONE, progress=silent)
 
     def mode(name: str) -> Callable[[], None]:

@@ -60,7 +60,7 @@ class StatsJob:
 
     Attributes:
         data: None: `pydoc` for text models, `shapes` for image models.
-        count_masked: Read "all of QK^T", as the DIFF paper does.
+        count_masked: Read "all of QK^T", as the DIFF paper does; `both_readings`: that one too.
         points: Beside attention logits and hidden states; None: all that the model has, but the
             inputs of every linear layer.
         quantiles: Of |x|, as fractions, beside the median.
@@ -82,6 +82,7 @@ class StatsJob:
     max_memory: tuple[str, ...] = ()
     bos: str = "auto"
     count_masked: bool = False
+    both_readings: bool = False
     points: tuple[str, ...] | None = None
     quantiles: tuple[float, ...] = (0.99, 0.999)
     rows: int | None = None

@@ -30,7 +30,7 @@ def stats(
             metavar="N",
             show_default="all",
             help="Query rows a sequence that enter median, kurtosis and entropy of attention; "
-            "extremes and top-k are of all rows in any case.",
+            "extremes and top-k are of all rows in any case. 0: these alone.",
         ),
     ] = None,
     points: Annotated[
@@ -48,7 +48,7 @@ def stats(
             "--linear",
             metavar="LIST",
             show_default="all of them",
-            help=f"Which linear layers, for the point linear_input: {_PATTERNS}.",
+            help=f"Measure the inputs of these linear layers: {_PATTERNS}.",
         ),
     ] = None,
     layers: Annotated[
@@ -79,7 +79,11 @@ def stats(
     ] = False,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Show the rows of the Differential Transformer paper too."),
+        typer.Option(
+            "--paper",
+            help="Show the rows of the Differential Transformer paper too, and count all of QK^T "
+            "beside the valid logits, as it does.",
+        ),
     ] = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
@@ -138,6 +142,7 @@ def stats(
         max_memory=() if max_memory is None else options.words("max-memory", max_memory),
         bos=bos,
         count_masked=count_masked,
+        both_readings=paper,
         points=None if points is None else options.words("points", points),
         quantiles=options.fractions("quantiles", quantiles),
         rows=rows,

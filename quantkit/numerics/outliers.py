@@ -7,6 +7,7 @@ and sequences adds the results up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,7 @@ class OutlierFeatureShares:
 
 def outlier_features(
     counts: Tensor,
-    tokens: int,
+    tokens: int | Sequence[int],
     *,
     min_layer_frac: float = FEATURE_LAYER_FRAC,
     min_position_frac: float = FEATURE_POSITION_FRAC,
@@ -80,18 +81,19 @@ def outlier_features(
 
     Args:
         counts: [layers, channels] from `outlier_feature_counts`, summed over sequences.
-        tokens: positions that each layer's counts are out of.
+        tokens: positions that each layer's counts are out of; one number where all are alike.
 
     Raises:
         InputError: no tokens, no layers, or not two axes.
     """
-    if counts.dim() != 2 or counts.shape[0] == 0 or tokens < 1:
+    total = tokens * len(counts) if isinstance(tokens, int) else sum(tokens)
+    if counts.dim() != 2 or counts.shape[0] == 0 or total < 1:
         raise InputError(
             "Expected counts [layers, channels] of at least 1 layer and 1 token, "
             f"got {list(counts.shape)} and {tokens} tokens."
         )
     layer_frac = (counts > 0).to(torch.float64).mean(0)
-    position_frac = counts.to(torch.float64).mean(0) / tokens
+    position_frac = counts.to(torch.float64).sum(0) / total
     return OutlierFeatureShares(
         layer_frac=layer_frac,
         position_frac=position_frac,
@@ -103,13 +105,15 @@ def first_token_attention(
     attention: Tensor,
     *,
     queries: tuple[int, int] = SINK_QUERIES,
+    signed: bool = True,
     lengths: Tensor | None = None,
 ) -> Tensor:
     """Returns the mean share of attention that goes to key 0, float32 [batch, heads].
 
-    The share of a row is |a_0| / sum |a|: for softmax rows that is the probability itself, and it
-    is the definition for signed maps. Averaged over queries 1 to 63 (query 0 sees only itself).
-    NaN where a sequence has no such query.
+    The share of a row is |a_0| / sum |a|, the definition for signed maps. With `signed=False` it is
+    the probability a_0 itself: the same for a softmax row, and less where a learned sink takes part
+    of the softmax. Averaged over queries 1 to 63 (query 0 sees only itself). NaN where a sequence
+    has no such query.
 
     Args:
         attention: after the softmax (and after the difference of two maps),
@@ -127,7 +131,9 @@ def first_token_attention(
     first, last = queries
     size = attention.detach()[:, :, first : last + 1].to(torch.float32).abs()
     total = size.sum(-1)
-    share = size[..., 0] / torch.where(total > 0, total, torch.ones_like(total))
+    share = size[..., 0]
+    if signed:
+        share = share / torch.where(total > 0, total, torch.ones_like(total))
     row = torch.arange(first, first + share.shape[2], device=share.device)
     if lengths is None:
         counts = torch.ones((share.shape[0], 1, row.numel()), device=share.device)

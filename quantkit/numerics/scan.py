@@ -10,7 +10,7 @@ The compiled pass needs numba and the CPU; without either `Bundle.update` does t
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
@@ -152,7 +152,10 @@ class RowScan:
         torch.set_num_threads(1)
         try:
             others = [_threads(self.workers).submit(work, n) for n in range(1, self.workers)]
-            work(0)
+            try:
+                work(0)
+            finally:
+                wait(others)  # nobody writes to the scan any more
             for other in others:
                 other.result()
         finally:

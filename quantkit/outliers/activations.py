@@ -57,7 +57,7 @@ class ActivationRecord:
 
     @property
     def channel_ratio(self) -> float:
-        """Max over median of the channels' largest |x|; inf where the median is zero."""
+        """Max over median of the channels' largest |x|; inf or NaN where the median is zero."""
         return float(self.channel_top.max() / self.channel_top.median())
 
 
@@ -71,6 +71,7 @@ class ActivationStatistics:
         records: By layer.
         names: Module of each layer.
         inf_norm: Over all layers; its batch is closed by who runs the model.
+        batch: Sequences of the last visit.
     """
 
     with_rules: bool = False
@@ -78,9 +79,11 @@ class ActivationStatistics:
     records: dict[int, ActivationRecord] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     inf_norm: InfNorm = field(default_factory=InfNorm)
+    batch: int = 0
 
     def see(self, visit: Activation) -> None:
         """Adds one layer's activation."""
+        self.batch = len(visit.tensor)
         before = self.records.get(visit.layer)
         record = self._record(visit, before)
         self.records[visit.layer] = record if before is None else before.merge(record)
@@ -133,13 +136,13 @@ class ActivationStatistics:
             excluded=int((~real).sum()) * channels,
         )
 
-    def merge(self, other: ActivationStatistics) -> None:
+    def absorb(self, other: ActivationStatistics) -> None:
         """Adds what another process saw."""
         for layer, record in other.records.items():
             before = self.records.get(layer)
             self.records[layer] = record if before is None else before.merge(record)
             self._call(layer, other.names[layer])
-        self.inf_norm.merge(other.inf_norm)
+        self.inf_norm.absorb(other.inf_norm)
 
     def _call(self, layer: int, name: str) -> None:
         """Names a layer; of several modules (experts) the first by name, in whatever order."""

@@ -1,4 +1,4 @@
-"""From a recording to `Stats`: every group of every point, and the summary."""
+"""From what was seen to `Stats`: every group of every point, and the summary."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ import torch
 from quantkit.numerics.observers import Bundle, merged
 from quantkit.numerics.outliers import outlier_features
 from quantkit.outliers.activations import ActivationStatistics
-from quantkit.outliers.attention import EFFECTIVE, LOGIT, MODIFIED, AttentionStatistics
+from quantkit.outliers.attention import EFFECTIVE, LOGIT, MODIFIED, UNMASKED, AttentionStatistics
 from quantkit.outliers.figures import figures, span_shares
 from quantkit.outliers.maps import MapRecord
 from quantkit.outliers.places import unpack
-from quantkit.outliers.recording import HIDDEN, Recording
 from quantkit.outliers.rules import massive_pooled
+from quantkit.outliers.statistics import HIDDEN, ModelStatistics
 from quantkit.results import (
+    DataInfo,
     DifferentialLayer,
     GroupStats,
     MassiveActivations,
+    ModelInfo,
     OutlierFeatures,
     OutlierTokens,
     PointSummary,
     ProbeHits,
+    Stats,
     StatsSummary,
     TokenOutlier,
     TopEntry,
 )
+from quantkit.results.environment import environment
 
 LOGIT_DEFINITION: Final = (
     "attention logit: scale * q.k after RoPE and the model's own scale, before the mask, softcap "
@@ -41,31 +45,37 @@ STATE_DEFINITION: Final = "hidden state: output of each layer, after both residu
 _ENTRIES: Final = 10
 _DIGITS: Final = 6
 
-TokenText = Callable[[int, int], str | None]
-"""The text of the token at (sequence, position), where there is one."""
+TokenText = Callable[[str, int, int], str | None]
+"""The text of the token at (side, sequence, position), where there is one.
+
+The side is `decoder` in the decoder of an encoder-decoder, else `text`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """Turns a recording into the parts of `Stats`.
+    """Turns what was seen into the parts of `Stats`.
 
     Attributes:
         token: Looks up the text of a token.
         quantiles: Of |x|, fractions; beside the median.
         count_masked: What the logits' definition says.
+        two_sides: The model is an encoder-decoder.
     """
 
-    recording: Recording
+    statistics: ModelStatistics
     token: TokenText
     quantiles: Sequence[float] = ()
     count_masked: bool = False
+    two_sides: bool = False
 
     def summary(self) -> StatsSummary:
         """Returns the figures that a report opens with."""
-        attention = self.recording.attention
-        states = self.recording.activations[HIDDEN]
+        attention = self.statistics.attention
+        states = self.statistics.activations[HIDDEN]
         records = [attention.maps[LOGIT, *slot] for slot in attention.slots(LOGIT)]
         definition = LOGIT_DEFINITION_MASKED if self.count_masked else LOGIT_DEFINITION
+        unmasked = [attention.maps[UNMASKED, *slot] for slot in attention.slots(UNMASKED)]
         return StatsSummary(
             attention_logit=self._point(
                 [record.pooled for record in records],
@@ -84,18 +94,28 @@ class Assembly:
             outlier_features=_features(states),
             outlier_tokens=self._outlier_tokens(states),
             attention_entropy=_mean_entropy(attention),
+            attention_logit_unmasked=(
+                self._point(
+                    [record.pooled for record in unmasked],
+                    sum(record.excluded for record in unmasked),
+                    float("nan"),
+                    LOGIT_DEFINITION_MASKED,
+                )
+                if unmasked
+                else None
+            ),
         )
 
     def points(self) -> dict[str, list[GroupStats]]:
         """Returns the full set of every point, per layer, head, map and token class."""
-        attention = self.recording.attention
+        attention = self.statistics.attention
         found: dict[str, list[GroupStats]] = {}
         for point in (LOGIT, MODIFIED):
             if attention.slots(point):
                 found[point] = list(self._map_groups(point))
         if attention.effective:
             found[EFFECTIVE] = list(self._effective_groups())
-        for point, statistics in self.recording.activations.items():
+        for point, statistics in self.statistics.activations.items():
             found[point] = list(self._activation_groups(statistics))
         return found
 
@@ -110,16 +130,47 @@ class Assembly:
                 row_sum=float(record.row_sum.sum() / record.rows.sum()),
                 negative_frac=float(record.negative.sum() / record.weights.sum()),
             )
-            for layer, record in sorted(self.recording.attention.effective.items())
+            for layer, record in sorted(self.statistics.attention.effective.items())
         ]
 
     def hits(self) -> list[ProbeHits]:
         """Returns the proof of execution of every probe."""
         return [
             ProbeHits(point=point, name=name, calls=calls, elements=elements)
-            for point, modules in self.recording.hits.items()
+            for point, modules in self.statistics.hits.items()
             for name, (calls, elements) in modules.items()
         ]
+
+    def stats(
+        self,
+        model: ModelInfo,
+        data: DataInfo,
+        *,
+        rows: int | None,
+        seed: int,
+        processes: int,
+        allow_unseen: Sequence[str],
+        waived: Sequence[str],
+    ) -> Stats:
+        """Returns the whole of `stats.json`."""
+        warnings = [*self.statistics.nonfinite(), *self.statistics.notes]
+        if not _have_one_width(self.statistics.activations[HIDDEN]):
+            warnings.append("outlier features are not counted: the layers have several widths.")
+        return Stats(
+            model=model,
+            data=data,
+            environment=environment(),
+            summary=self.summary(),
+            points=self.points(),
+            sampled_rows=rows,
+            seed=seed,
+            processes=processes,
+            differential=self.differential(),
+            hits=self.hits(),
+            allow_unseen=list(allow_unseen),
+            waived=list(waived),
+            warnings=warnings,
+        )
 
     def _point(
         self, bundles: list[Bundle], excluded: int, inf_norm_mean: float, definition: str
@@ -135,17 +186,13 @@ class Assembly:
         )
 
     def _map_groups(self, point: str) -> Iterator[GroupStats]:
-        attention = self.recording.attention
+        attention = self.statistics.attention
         slots = attention.slots(point)
         for layer, map_ in slots:
             record = attention.maps[point, layer, map_]
             extra: list[dict[str, Any]] = [{} for _ in range(len(record.entropy))]
-            sinks = attention.sinks.get(layer)
-            if sinks is not None and point == LOGIT and map_ == 1 and not attention.effective:
-                for head, fields in enumerate(extra):
-                    sequences = float(sinks.sequences[head]) or float("nan")
-                    fields["first_token_attention"] = float(sinks.share[head]) / sequences
-                    fields["sink_rate"] = float(sinks.above[head]) / sequences
+            if point == LOGIT and map_ == 1 and not attention.effective:
+                self._add_sinks(extra, layer)
             yield from self._record_groups(record, layer, map_, attention.names[layer], extra)
         maps = sorted({map_ for _, map_ in slots})
         for map_ in maps if len(maps) > 1 else []:
@@ -154,8 +201,22 @@ class Assembly:
         records = [attention.maps[point, layer, map_] for layer, map_ in slots]
         yield from self._pooled_groups(_class_bundles(records), None)
 
+    def _add_sinks(self, fields: list[dict[str, Any]], layer: int) -> None:
+        """Adds to each head's fields how much its layer attends to the first token."""
+        sinks = self.statistics.attention.sinks.get(layer)
+        for head, of_head in enumerate(fields if sinks is not None else []):
+            assert sinks is not None
+            sequences = float(sinks.sequences[head]) or float("nan")
+            of_head["first_token_attention"] = float(sinks.share[head]) / sequences
+            of_head["sink_rate"] = float(sinks.above[head]) / sequences
+
+    def _side(self, name: str | None) -> str:
+        """Returns which of an encoder-decoder's two token sequences a module reads."""
+        is_decoder = name is not None and f".{name}".find(".decoder.") >= 0
+        return "decoder" if is_decoder and self.two_sides else "text"
+
     def _effective_groups(self) -> Iterator[GroupStats]:
-        attention = self.recording.attention
+        attention = self.statistics.attention
         for layer, effective in sorted(attention.effective.items()):
             extra: list[dict[str, Any]] = [
                 {
@@ -164,12 +225,7 @@ class Assembly:
                 }
                 for head in range(len(effective.rows))
             ]
-            sinks = attention.sinks.get(layer)
-            for head, fields in enumerate(extra):
-                if sinks is not None:
-                    sequences = float(sinks.sequences[head]) or float("nan")
-                    fields["first_token_attention"] = float(sinks.share[head]) / sequences
-                    fields["sink_rate"] = float(sinks.above[head]) / sequences
+            self._add_sinks(extra, layer)
             name = attention.names[layer]
             yield from self._record_groups(effective.map, layer, None, name, extra)
         records = [record.map for record in attention.effective.values()]
@@ -195,7 +251,7 @@ class Assembly:
                         "inf_norm_mean": float(record.means.inf_norm_mean[head]),
                         "kurtosis_oft": float(record.means.kurtosis_oft[head]),
                         "entropy": float(entropy[head]) if record.entropy_rows[head] else None,
-                        "top": self._entries(bundle, head, layer=None, count=1, is_key=True),
+                        "top": self._entries(bundle, head, layer, name, count=1, is_key=True),
                         **extra[head],
                     }
                 yield GroupStats(
@@ -245,7 +301,9 @@ class Assembly:
                             float(f"{value:.{_DIGITS}g}") for value in record.channel_top.tolist()
                         ],
                         "channel_ratio": record.channel_ratio,
-                        "top": self._entries(bundle, 0, layer=layer, count=_ENTRIES, is_key=False),
+                        "top": self._entries(
+                            bundle, 0, layer, statistics.names[layer], count=_ENTRIES, is_key=False
+                        ),
                     }
                 yield GroupStats(
                     layer=layer,
@@ -267,7 +325,10 @@ class Assembly:
         return MassiveActivations(
             count=sum(rule.massive for rule in rules),
             count_pooled=sum(massive_pooled(record.pooled) for record in states.records.values()),
-            entries=[self._state_entry(value, layer, tag) for _, value, layer, tag in top[:20]],
+            entries=[
+                self._state_entry(value, layer, tag, self._side(states.names[layer]))
+                for _, value, layer, tag in top[:20]
+            ],
         )
 
     def _outlier_tokens(self, states: ActivationStatistics) -> OutlierTokens:
@@ -285,21 +346,24 @@ class Assembly:
                     sequence=sequence,
                     position=position,
                     ratio=ratio,
-                    token=self.token(sequence, position),
+                    token=self.token(self._side(states.names[layer]), sequence, position),
                 )
                 for ratio, layer, sequence, position in top[:20]
             ],
         )
 
     def _entries(
-        self, bundle: Bundle, group: int, *, layer: int | None, count: int, is_key: bool
+        self, bundle: Bundle, group: int, layer: int, name: str, *, count: int, is_key: bool
     ) -> list[TopEntry]:
+        side = self._side(name)
+        if is_key and layer in self.statistics.attention.cross:
+            side = "text"  # the keys are the encoder's
         found = []
         for rank in range(min(count, int((bundle.topk.values[group] >= 0).sum()))):
             value = float(bundle.topk.signed[group, rank])
             tag = int(bundle.topk.tags[group, rank])
             if not is_key:
-                found.append(self._state_entry(value, layer, tag))
+                found.append(self._state_entry(value, layer, tag, side))
                 continue
             sequence, position, key = unpack(tag)
             found.append(
@@ -308,12 +372,12 @@ class Assembly:
                     sequence=sequence,
                     position=position,
                     key=key,
-                    token=self.token(sequence, key),
+                    token=self.token(side, sequence, key),
                 )
             )
         return found
 
-    def _state_entry(self, value: float, layer: int | None, tag: int) -> TopEntry:
+    def _state_entry(self, value: float, layer: int, tag: int, side: str) -> TopEntry:
         sequence, position, channel = unpack(tag)
         return TopEntry(
             value=value,
@@ -321,7 +385,7 @@ class Assembly:
             sequence=sequence,
             position=position,
             channel=channel,
-            token=self.token(sequence, position),
+            token=self.token(side, sequence, position),
         )
 
 
@@ -353,11 +417,10 @@ def _mean_entropy(attention: AttentionStatistics) -> float:
 
 def _features(states: ActivationStatistics) -> OutlierFeatures:
     rules = [record.rules for _, record in sorted(states.records.items()) if record.rules]
-    widths = {len(rule.reached) for rule in rules}
-    if len(widths) != 1:  # a pyramid of widths has no common features
+    if not _have_one_width(states):
         return OutlierFeatures(channels=[], count=0)
     counts = torch.stack([rule.reached for rule in rules])
-    shares = outlier_features(counts, rules[0].tokens)
+    shares = outlier_features(counts, [rule.tokens for rule in rules])
     channels = [int(channel) for channel in shares.is_outlier.nonzero()[:, 0]]
     return OutlierFeatures(
         channels=channels,
@@ -365,3 +428,7 @@ def _features(states: ActivationStatistics) -> OutlierFeatures:
         layer_share=[float(shares.layer_frac[channel]) for channel in channels],
         position_share=[float(shares.position_frac[channel]) for channel in channels],
     )
+
+
+def _have_one_width(states: ActivationStatistics) -> bool:
+    return len({len(record.channel_top) for record in states.records.values()}) == 1

@@ -18,12 +18,11 @@ from quantkit.calib_sets import DataSlice, TokenSlice
 from quantkit.models import LoadedModel, backbone
 from quantkit.outliers.assemble import Assembly, TokenText
 from quantkit.outliers.maps import RowSampling
-from quantkit.outliers.recording import Recording
+from quantkit.outliers.statistics import ModelStatistics
 from quantkit.probes import attach, has_point, require_seen
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
 from quantkit.results import Stats
-from quantkit.results.environment import environment
 
 QUANTILES: Final = (0.99, 0.999)
 DEFAULT_POINTS: Final = ("attention_output", "mlp_input", "mlp_down_input")
@@ -40,6 +39,7 @@ def collect(
     rows: int | None = None,
     seed: int = 0,
     count_masked: bool = False,
+    both_readings: bool = False,
     layers: str | Sequence[str] | None = None,
     select: str | Sequence[str] | None = None,
     allow_unseen: str | Sequence[str] = (),
@@ -56,18 +56,23 @@ def collect(
         quantiles: Of |x|, as fractions, beside the median.
         rows: Query rows a sequence that enter moments and histogram of attention; None: all.
         count_masked: Count every entry of QK^T, masked ones too, as the DIFF paper's Table 5 does.
+        both_readings: Summarize that reading too, beside the other: takes another pass over the
+            logits.
         layers, select, allow_unseen: As in `probes.attach`.
         processes: Those that share the batches; all but the first get None.
 
     Raises:
         ProbeError: a layer that no probe saw, a pattern that matches nothing.
     """
-    if points is None:
-        points = [point for point in DEFAULT_POINTS if has_point(loaded.model, point)]
-    recording = Recording.of(points, RowSampling(rows=rows, seed=seed))
+    statistics = ModelStatistics.of(
+        chosen_points(loaded.model, points, select),
+        RowSampling(rows=rows, seed=seed),
+        both_readings=both_readings,
+    )
+    allowed = (allow_unseen,) if isinstance(allow_unseen, str) else tuple(allow_unseen)
     processes.everywhere(
         lambda: run(
-            recording,
+            statistics,
             loaded,
             data,
             batch_size=batch_size,
@@ -77,44 +82,53 @@ def collect(
             layers=layers,
             select=select,
             # what one process's batches leave out, another's may see: judged when all is merged
-            allow_unseen=[*_patterns(allow_unseen), *(["*"] if processes.count > 1 else [])],
+            allow_unseen=[*allowed, *(["*"] if processes.count > 1 else [])],
         )
     )
-    for other in processes.gather(recording):
-        if other is not recording:
-            recording.merge(other)
+    for other in processes.gather(statistics):
+        if other is not statistics:
+            statistics.absorb(other)
     found: list[Stats] = []
 
     def assemble() -> None:
-        require_seen(recording.attachment(), _patterns(allow_unseen))
+        attachment = statistics.attachment()
+        require_seen(attachment, allowed)
         assembly = Assembly(
-            recording=recording,
+            statistics=statistics,
             token=token_text(loaded, data),
             quantiles=quantiles,
             count_masked=count_masked,
+            two_sides=loaded.info().is_encoder_decoder,
         )
-        found.append(
-            Stats(
-                model=loaded.info(),
-                data=data.info(batch_size),
-                environment=environment(),
-                summary=assembly.summary(),
-                points=assembly.points(),
-                sampled_rows=rows,
-                seed=seed,
-                processes=processes.count,
-                differential=assembly.differential(),
-                hits=assembly.hits(),
-                warnings=recording.nonfinite(),
-            )
+        stats = assembly.stats(
+            loaded.info(),
+            data.info(batch_size),
+            rows=rows,
+            seed=seed,
+            processes=processes.count,
+            allow_unseen=allowed,
+            waived=attachment.waived,
         )
+        found.append(stats)
 
     processes.at_first(assemble)
     return found[0] if found else None
 
 
+def chosen_points(
+    model: Any, points: Sequence[str] | None, select: str | Sequence[str] | None
+) -> list[str]:
+    """Returns the points to measure: those asked for, else all but linear inputs that there are.
+
+    Patterns on linear layers ask for their inputs.
+    """
+    if points is None:
+        points = [point for point in DEFAULT_POINTS if has_point(model, point)]
+    return [*points, *(["linear_input"] if select and "linear_input" not in points else [])]
+
+
 def run(
-    recording: Recording,
+    statistics: ModelStatistics,
     loaded: LoadedModel,
     data: DataSlice,
     *,
@@ -132,26 +146,17 @@ def run(
     what = f"statistics of {loaded.name}"
     with (
         torch.inference_mode(),
-        attach(model, recording.callbacks(), **attaching) as attachment,
+        attach(model, statistics.callbacks(), **attaching) as attachment,
     ):
         for index, batch in enumerate(data.batches(batch_size)):
             if not processes.mine(index):
                 continue
             progress(what, mine.index(index), len(mine))
-            recording.begin(batch.first_sequence)
+            statistics.begin(batch.first_sequence)
             backbone(model)(**_inputs(model, batch.inputs, loaded.device))
-            recording.end()
-    recording.add_hits(
-        {
-            point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
-            for point, modules in attachment.hits.items()
-        }
-    )
+            statistics.end()
+    statistics.add_attachment(attachment)
     progress(what, len(mine), len(mine))
-
-
-def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _inputs(model: Any, inputs: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
@@ -165,11 +170,16 @@ def _inputs(model: Any, inputs: dict[str, Tensor], device: torch.device) -> dict
 def token_text(loaded: LoadedModel, data: DataSlice) -> TokenText:
     """Returns a lookup of tokens; slices are padded on the right, so positions are indices."""
 
-    def lookup(sequence: int, position: int) -> str | None:
+    def lookup(side: str, sequence: int, position: int) -> str | None:
         if loaded.tokenizer is None or not isinstance(data, TokenSlice):
             return None
-        if position >= len(data.ids[sequence]):
+        ids = data.ids[sequence]
+        if side == "decoder":  # it reads the block one later, behind its start token
+            position -= 1
+        if position < 0:
+            return str(loaded.tokenizer.decode([int(data.decoder_start or 0)]))
+        if position >= len(ids):
             return None  # padding is seen where masked entries are asked for
-        return str(loaded.tokenizer.decode([int(data.ids[sequence][position])]))
+        return str(loaded.tokenizer.decode([int(ids[position])]))
 
     return lookup

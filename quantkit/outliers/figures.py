@@ -17,7 +17,8 @@ SPAN_FRAC = 0.999
 def figures(bundle: Bundle, quantiles: Sequence[float] = ()) -> list[dict[str, Any]]:
     """Returns, for each group, the fields that `GroupStats` and `PointSummary` share.
 
-    `abs_top` at a rank beyond the number of finite elements is NaN.
+    Quantiles are held to the largest |x|: the middle of its bin may lie beyond. `abs_top` at a rank
+    beyond the number of finite elements is NaN.
     """
     minmax, histogram = bundle.minmax, bundle.histogram
     low, high = minmax.finish()
@@ -29,8 +30,7 @@ def figures(bundle: Bundle, quantiles: Sequence[float] = ()) -> list[dict[str, A
     return [
         {
             "abs_top": {str(rank): float(top[group, rank - 1]) for rank in ranks},
-            "abs_median": float(medians[group]),
-            # a bin's middle may lie beyond the largest of its elements
+            "abs_median": float(torch.minimum(medians[group], top[group, 0])),
             "abs_quantiles": {
                 name: float(torch.minimum(value[group], top[group, 0]))
                 for name, value in further.items()

@@ -86,7 +86,7 @@ class InfNorm:
         self.sequences += len(self._open)
         self._open = {}
 
-    def merge(self, other: InfNorm) -> None:
+    def absorb(self, other: InfNorm) -> None:
         """Adds what another process saw."""
         self.total += other.total
         self.sequences += other.sequences

@@ -6,23 +6,23 @@ other work. Gradients, modes and devices stay as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.outliers.assemble import Assembly
-from quantkit.outliers.collect import DEFAULT_POINTS, QUANTILES
+from quantkit.outliers.collect import QUANTILES, chosen_points
 from quantkit.outliers.maps import RowSampling
-from quantkit.outliers.recording import Recording
-from quantkit.probes import attach, has_point
+from quantkit.outliers.statistics import HIDDEN, ModelStatistics
+from quantkit.probes import Attachment, attach
 from quantkit.results import DataInfo, Stats
-from quantkit.results.environment import environment
 
 
 @dataclass
@@ -30,30 +30,30 @@ class Session:
     """What `record` yields; `stats()` says what was seen so far.
 
     Attributes:
-        forwards: Calls of the model; `sequences`: rows of their first tensors.
+        forwards: Calls of the model that ended; `sequences`: those of their hidden states.
+        attachment: The probes, while they are in place.
     """
 
     loaded: LoadedModel
-    recording: Recording
+    statistics: ModelStatistics
     quantiles: Sequence[float]
     count_masked: bool
     rows: int | None
     seed: int
     forwards: int = 0
     sequences: int = 0
-    _open: int = field(default=0, repr=False)
+    attachment: Attachment | None = None
 
-    def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, _module: nn.Module, _args: Any) -> None:
         """Starts a forward pass: its sequences are counted from those before."""
-        self.recording.begin(self.sequences)
-        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0)
-        self._open = len(next(tensors, ()))
+        self.statistics.begin(self.sequences)
 
-    def end(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        """Ends it."""
-        self.recording.end()
-        self.forwards += 1
-        self.sequences += self._open
+    def end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """Ends it; without an output it raised, and its batch is not counted."""
+        self.statistics.end()
+        if output is not None:
+            self.forwards += 1
+            self.sequences += self.statistics.activations[HIDDEN].batch
 
     def stats(self) -> Stats:
         """Returns the statistics of every forward pass so far.
@@ -63,34 +63,36 @@ class Session:
         """
         if not self.forwards:
             raise InputError("nothing was recorded: run the model inside `with record(model)`.")
+        statistics = self.statistics
+        if self.attachment is not None:  # still inside the `with`
+            statistics = dataclasses.replace(statistics, hits={}, notes=[])
+            statistics.add_attachment(self.attachment)
         assembly = Assembly(
-            recording=self.recording,
-            token=lambda sequence, position: None,
+            statistics=statistics,
+            token=lambda side, sequence, position: None,
             quantiles=self.quantiles,
             count_masked=self.count_masked,
         )
-        return Stats(
-            model=self.loaded.info(),
-            data=DataInfo(
-                source="recorded in a program",
-                sha256="",
-                sequences=self.sequences,
-                seq_len=0,
-                tokens=0,
-                batch_size=0,
-                bos="never",
-                block_hashes=[],
-                skipped_blocks=0,
-                python=platform.python_version(),
-            ),
-            environment=environment(),
-            summary=assembly.summary(),
-            points=assembly.points(),
-            sampled_rows=self.rows,
+        data = DataInfo(
+            source="recorded in a program",
+            sha256="",
+            sequences=self.sequences,
+            seq_len=0,
+            tokens=0,
+            batch_size=0,
+            bos="never",
+            block_hashes=[],
+            skipped_blocks=0,
+            python=platform.python_version(),
+        )
+        return assembly.stats(
+            self.loaded.info(),
+            data,
+            rows=self.rows,
             seed=self.seed,
-            differential=assembly.differential(),
-            hits=assembly.hits(),
-            warnings=self.recording.nonfinite(),
+            processes=1,
+            allow_unseen=[],
+            waived=[],
         )
 
 
@@ -113,35 +115,32 @@ def record(
     Raises:
         ProbeError: as `probes.attach`; on leaving, a module at which a probe never fired.
     """
-    if points is None:
-        points = [point for point in DEFAULT_POINTS if has_point(model, point)]
-    recording = Recording.of(points, RowSampling(rows=rows, seed=seed))
+    statistics = ModelStatistics.of(
+        chosen_points(model, points, select), RowSampling(rows=rows, seed=seed)
+    )
     session = Session(
         loaded=LoadedModel(name=name, source="a program", model=model, tokenizer=None, sha256=""),
-        recording=recording,
+        statistics=statistics,
         quantiles=quantiles,
         count_masked=count_masked,
         rows=rows,
         seed=seed,
     )
-    before = model.register_forward_pre_hook(session.begin, with_kwargs=True)
-    after = model.register_forward_hook(session.end)
+    before = model.register_forward_pre_hook(session.begin)
+    after = model.register_forward_hook(session.end, always_call=True)
     try:
         with attach(
             model,
-            recording.callbacks(),
+            statistics.callbacks(),
             count_masked=count_masked,
             layers=layers,
             select=select,
             allow_unseen=allow_unseen,
         ) as attachment:
+            session.attachment = attachment
             yield session
-        recording.add_hits(
-            {
-                point: {place: (hits.calls, hits.elements) for place, hits in modules.items()}
-                for point, modules in attachment.hits.items()
-            }
-        )
+        session.attachment = None
+        statistics.add_attachment(attachment)
     finally:
         before.remove()
         after.remove()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quantkit.numerics.outliers import SINK_ABOVE, SINK_QUERIES, first_token_attention
-from quantkit.probes import TILE_ROWS, AttentionLogits, LogitTile
+from quantkit.probes import AttentionLogits, LogitTile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,22 +67,25 @@ def first_token_shares(calls: Sequence[AttentionLogits]) -> Tensor:
     Over queries 1 to 63 counted from the first real token; NaN for a shorter sequence.
     """
     call = calls[0]
-    batch, _, queries, _ = call.query.shape
+    batch, heads, queries, _ = call.query.shape
     real = call.real_queries
     if real is None:
         real = torch.ones(batch, queries, dtype=torch.bool)
-    first = real.to(torch.int8).argmax(1).tolist()
-    stop = max(first) + SINK_QUERIES[1] + 1
-    parts = []
-    for tiles in zip(*(call.tiles(rows=min(stop, TILE_ROWS)) for call in calls), strict=True):
-        if tiles[0].start >= stop:
-            break
-        parts.append(mixed(calls, tiles))
-    width = max(part.shape[3] for part in parts)
-    attention = torch.cat([pad(part, (0, width - part.shape[3])) for part in parts], dim=2)
-    shares = []
-    for sequence, start in enumerate(first):
+    shares = torch.full((batch, heads), torch.nan)
+    for sequence in range(batch):
+        start = int(real[sequence].to(torch.int8).argmax())
         end = start + min(SINK_QUERIES[1] + 1, int(real[sequence].sum()))
-        own = attention[sequence : sequence + 1, :, start:end, start:]
-        shares.append(first_token_attention(own)[0])
-    return torch.stack(shares)
+        own = [each.of_sequence(sequence) for each in calls]
+        parts = []
+        for tiles in zip(*(each.tiles(rows=SINK_QUERIES[1] + 1) for each in own), strict=True):
+            if tiles[0].start >= end:
+                break
+            if tiles[0].start + tiles[0].logits.shape[2] > start:
+                rows = slice(max(start - tiles[0].start, 0), end - tiles[0].start)
+                parts.append(mixed(own, tiles)[:, :, rows, start:])
+        width = max((part.shape[3] for part in parts), default=0)
+        parts = [pad(part, (0, width - part.shape[3])) for part in parts]
+        if parts:
+            is_signed = len(calls) > 1
+            shares[sequence] = first_token_attention(torch.cat(parts, 2), signed=is_signed)[0].cpu()
+    return shares

@@ -67,6 +67,7 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
                 "rows": job.rows,
                 "seed": job.seed,
                 "count_masked": job.count_masked,
+                "both_readings": job.both_readings,
                 "layers": job.layers or None,
                 "select": job.linear or None,
                 "allow_unseen": job.allow_unseen,

@@ -39,6 +39,10 @@ def topk_table(run: Run, *, paper: bool = False, narrow: bool = False) -> Table:
         for name, summary in found:
             reading = reading_of(summary.definition) if point == LOGIT else ""
             rows.append((words, name, reading, *map(number, _figures(summary))))
+        for name, stats in models if with_reading and point == LOGIT else ():
+            second = stats.summary.attention_logit_unmasked
+            if second is not None:
+                rows.append((words, name, ALL_READING, *map(number, _figures(second))))
         if len(found) == 2:
             is_fair = point != LOGIT or len(readings) == 1
             (name, over), (other, under) = found if not swapped else reversed(found)

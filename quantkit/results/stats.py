@@ -210,7 +210,10 @@ class ProbeHits:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsSummary:
-    """The figures a report opens with; `sink_rate` is a share, 0 to 1 (NaN: no attention)."""
+    """The figures a report opens with; `sink_rate` is a share, 0 to 1 (NaN: no attention).
+
+    `attention_logit_unmasked` is the second reading, all of QK^T, where it was asked for.
+    """
 
     attention_logit: PointSummary
     hidden_state: PointSummary
@@ -219,6 +222,7 @@ class StatsSummary:
     outlier_features: OutlierFeatures
     outlier_tokens: OutlierTokens = field(default_factory=OutlierTokens)
     attention_entropy: float | None = None
+    attention_logit_unmasked: PointSummary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +233,8 @@ class Stats:
         sampled_rows: Query rows a sequence and layer that entered moments and histogram of the
             attention points; None: all. Extremes and top-k are of all rows in any case.
         differential: One entry a layer of a differential model.
-        hits: Every probe that fired.
+        hits: Every probe: calls and elements.
+        allow_unseen: Patterns of modules that need not run; `waived`: those that did not.
         warnings: One sentence each, e.g. where NaN were seen.
     """
 
@@ -244,6 +249,8 @@ class Stats:
     processes: int = 1
     differential: list[DifferentialLayer] = field(default_factory=list)
     hits: list[ProbeHits] = field(default_factory=list)
+    allow_unseen: list[str] = field(default_factory=list)
+    waived: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     OLDER: ClassVar[tuple[str, ...]] = ("quantkit.stats/1",)

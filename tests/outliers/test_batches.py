@@ -14,7 +14,7 @@ from quantkit.calib_sets import TokenSlice
 from quantkit.outliers.assemble import Assembly
 from quantkit.outliers.collect import ALONE, collect, run
 from quantkit.outliers.maps import RowSampling
-from quantkit.outliers.recording import Recording
+from quantkit.outliers.statistics import ModelStatistics
 from quantkit.processes import Processes
 from quantkit.progress import silent
 from quantkit.results import to_plain
@@ -66,8 +66,8 @@ def differences(one: Any, two: Any, rel: float, exact: bool, where: str = "") ->
 
 def recorded(
     model: Any, rows: list[torch.Tensor], batch_size: int, processes: Processes, points: Any = ()
-) -> Recording:
-    recording = Recording.of(points, RowSampling())
+) -> ModelStatistics:
+    recording = ModelStatistics.of(points, RowSampling())
     run(
         recording,
         loaded(model),
@@ -79,8 +79,8 @@ def recorded(
     return recording
 
 
-def assembled(recording: Recording) -> Any:
-    assembly = Assembly(recording=recording, token=lambda _s, _p: None, quantiles=(0.99,))
+def assembled(recording: ModelStatistics) -> Any:
+    assembly = Assembly(statistics=recording, token=lambda _side, _s, _p: None, quantiles=(0.99,))
     return to_plain(
         {
             "summary": assembly.summary(),
@@ -125,9 +125,9 @@ def test_recordings_of_parts_merge_to_one_pass(family: str, count: int, make_fam
         recorded(model, rows, 2, Processes(rank=rank, count=count), points) for rank in range(count)
     ]
     for order in (parts, parts[::-1]):
-        merged = Recording.of(points, RowSampling())
+        merged = ModelStatistics.of(points, RowSampling())
         for part in order:
-            merged.merge(part)
+            merged.absorb(part)
         assert list(differences(assembled(whole), assembled(merged), 1e-9, True)) == []
         assert merged.hits == whole.hits
 
@@ -141,7 +141,7 @@ def test_parts_that_hold_nan_merge_too(make_family: Any) -> None:
     whole = recorded(model, rows, 1, ALONE)
     merged = recorded(model, rows, 1, Processes(rank=0, count=2))
     assert not merged.nonfinite()
-    merged.merge(recorded(model, rows, 1, Processes(rank=1, count=2)))
+    merged.absorb(recorded(model, rows, 1, Processes(rank=1, count=2)))
     assert len(merged.nonfinite()) == 6
     assert list(differences(assembled(whole), assembled(merged), 1e-9, True)) == []
     group = assembled(merged)["points"]["hidden_state"][0]

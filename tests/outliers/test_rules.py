@@ -9,7 +9,7 @@ import torch
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.assemble import Assembly
 from quantkit.outliers.maps import RowSampling
-from quantkit.outliers.recording import Recording
+from quantkit.outliers.statistics import ModelStatistics
 from quantkit.probes import Activation
 from quantkit.results import GroupStats, MassiveActivations, OutlierTokens
 
@@ -23,13 +23,13 @@ def visit(x: torch.Tensor, *, layer: int = 0, real: torch.Tensor | None = None) 
 
 def found(
     *visits: Activation,
-) -> tuple[MassiveActivations, OutlierTokens, list[GroupStats], Recording]:
+) -> tuple[MassiveActivations, OutlierTokens, list[GroupStats], ModelStatistics]:
     """What the rules and the groups say of hidden states."""
-    recording = Recording.of((), RowSampling())
+    recording = ModelStatistics.of((), RowSampling())
     for one in visits:
         recording.activations["hidden_state"].see(one)
     recording.end()
-    assembly = Assembly(recording=recording, token=lambda _s, _p: None)
+    assembly = Assembly(statistics=recording, token=lambda _side, _s, _p: None)
     states = recording.activations["hidden_state"]
     groups = list(assembly._activation_groups(states))
     return assembly._massive(states), assembly._outlier_tokens(states), groups, recording

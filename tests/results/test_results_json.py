@@ -77,12 +77,16 @@ def check_older(plain: object, value: object, where: str = "") -> None:
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
 def test_version_1_is_read_and_what_it_lacks_has_its_default(name: str, cls: type[object]) -> None:
-    check_older(json.loads((V1 / name).read_text()), read_json(V1 / name, cls))
+    plain = json.loads((V1 / name).read_text())
+    value = read_json(V1 / name, cls)
+    kind, _, version = plain.pop("schema").partition("/")
+    assert version == "1" and value.schema == f"{kind}/2"  # written again, it is a version 2 file
+    check_older(plain, value)
 
 
 def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
     stats = read_json(V1 / "diff/stats.json", Stats)
-    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/1", None, 1)
+    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/2", None, 1)
     assert stats.differential == stats.hits == stats.warnings == []
     assert stats.summary.outlier_tokens.count == 0
     assert stats.summary.attention_entropy is None

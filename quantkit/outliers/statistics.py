@@ -1,4 +1,4 @@
-"""A recording: the statistics of all points of one model, as a monoid of its batches."""
+"""The statistics of all points of one model, growing batch by batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantkit.outliers.activations import ActivationStatistics
-from quantkit.outliers.attention import AttentionStatistics
+from quantkit.outliers.attention import UNMASKED, AttentionStatistics
 from quantkit.outliers.maps import RowSampling
 from quantkit.probes import Attachment, Hits
 
@@ -15,25 +15,28 @@ ATTENTION, HIDDEN = "attention_logit", "hidden_state"
 
 
 @dataclass
-class Recording:
+class ModelStatistics:
     """Grows by one batch between `begin` and `end`, through its callbacks for `probes.attach`.
 
     Attributes:
         attention: Of logits, modified logits and effective maps.
         activations: By point; `hidden_state` among them.
-        hits: By point and module: calls and elements.
+        hits: By point and module: calls and elements; `notes`: what the probes had to say.
     """
 
     attention: AttentionStatistics
     activations: dict[str, ActivationStatistics]
     hits: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, points: Sequence[str], sampling: RowSampling) -> Recording:
+    def of(
+        cls, points: Sequence[str], sampling: RowSampling, *, both_readings: bool = False
+    ) -> ModelStatistics:
         """Returns an empty recording; attention logits and hidden states are always in it."""
         names = dict.fromkeys([HIDDEN, *(point for point in points if point != ATTENTION)])
         return cls(
-            attention=AttentionStatistics(sampling=sampling),
+            attention=AttentionStatistics(sampling=sampling, both_readings=both_readings),
             activations={name: ActivationStatistics(with_rules=name == HIDDEN) for name in names},
         )
 
@@ -54,20 +57,33 @@ class Recording:
         for statistics in self.activations.values():
             statistics.inf_norm.close()
 
-    def add_hits(self, hits: dict[str, dict[str, tuple[int, int]]]) -> None:
-        """Adds calls and elements."""
+    def add_attachment(self, attachment: Attachment) -> None:
+        """Adds what the probes counted, once they are removed."""
+        self._add_hits(
+            {
+                point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
+                for point, modules in attachment.hits.items()
+            }
+        )
+        self._add_notes(getattr(attachment, "notes", []))
+
+    def _add_notes(self, notes: Sequence[str]) -> None:
+        self.notes += [note for note in notes if note not in self.notes]
+
+    def _add_hits(self, hits: dict[str, dict[str, tuple[int, int]]]) -> None:
         for point, modules in hits.items():
             known = self.hits.setdefault(point, {})
             for name, (calls, elements) in modules.items():
                 before = known.get(name, (0, 0))
                 known[name] = (before[0] + calls, before[1] + elements)
 
-    def merge(self, other: Recording) -> None:
-        """Adds what another process recorded."""
-        self.attention.merge(other.attention)
+    def absorb(self, other: ModelStatistics) -> None:
+        """Adds what another process saw."""
+        self.attention.absorb(other.attention)
         for name, statistics in other.activations.items():
-            self.activations[name].merge(statistics)
-        self.add_hits(other.hits)
+            self.activations[name].absorb(statistics)
+        self._add_hits(other.hits)
+        self._add_notes(other.notes)
 
     def attachment(self) -> Attachment:
         """Returns the hits as probes count them, to be judged over all processes."""
@@ -80,8 +96,10 @@ class Recording:
 
     def nonfinite(self) -> list[str]:
         """Returns one sentence for each layer and point where NaN or inf were seen."""
-        said = []
+        said: list[str] = []
         for (point, layer, map_), record in sorted(self.attention.maps.items()):
+            if point == UNMASKED:
+                continue
             bad = record.pooled.minmax
             where = f"{point} of layer {layer}, map {map_}"
             said += _said(where, int(bad.nan_count.sum()), int(bad.inf_count.sum()))
