@@ -2,7 +2,7 @@
 
     monitor.py      `OutlierMonitor`: two lines in a plain training loop
     trainer.py      `OutlierCallback`: the same for transformers' `Trainer`
-    recording.py    the figures of one step, from probes
+    step.py         the figures of one step, from probes
 
 The names below load on first use: importing this package loads no tensor library.
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ from quantkit.errors import ProbeError, suggest
 from quantkit.models.families import Named, attention_modules, block_modules, layer_modules
 from quantkit.models.mlps import mlp_of, projection_modules
 from quantkit.probes.experts import hook_experts
-from quantkit.probes.hits import Attachment, Hits
+from quantkit.probes.hits import Attachment, Hits, is_repeated
 from quantkit.probes.padding import Padding
 
 Callback = Callable[[Any], Any]
+
+_EXPERTS: Final = re.compile(r"(^|\.)experts\.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +33,8 @@ class Activation:
         layer: Index in the order of the model's modules at this point (of its layers for the
             points of an MLP); `name`: the module.
         tensor: `[batch, sequence, channel]`. A model's `[batch, height, width, channel]` is
-            flattened, its `[tokens, channel]` (experts, packed sequences) is one sequence.
+            flattened. Its `[tokens, channel]` is cut into the sequences of the forward where those
+            are all its tokens, else (experts, packed sequences) it is one sequence.
         real: bool `[batch, sequence]`, False where the token is padding.
     """
 
@@ -74,6 +78,9 @@ class ActivationProbe:
     ) -> None:
         self.model, self.point, self.callback, self.padding = model, point, callback, padding
         self.hits = attachment.hits[point]
+        self.notes = attachment.notes
+        self._noted: set[str] = set()
+        self._replaced: set[str] = set()  # modules whose tensor the callback has replaced
         # inside torch.nn's layers tensors are [sequence, batch, channel] without batch_first
         self.sequence_first = {
             id(inner)
@@ -170,24 +177,59 @@ class ActivationProbe:
     def _visit(
         self, index: int, name: str, x: Tensor, hits: Hits, module: nn.Module | None
     ) -> Tensor | None:
-        """Returns what replaces x, in its own shape."""
+        """Returns what replaces x, in its own shape; see `is_repeated` for what a repeat is."""
+        repeated = is_repeated()
+        if repeated and name not in self._replaced:
+            return None
         turned = x.dim() == 3 and id(module) in self.sequence_first
-        tensor = x.transpose(0, 1) if turned else x
-        if x.dim() < 3:
-            tensor = x.reshape(1, -1, x.shape[-1])
-            real = self.padding.flat(tensor.shape[1])
-        else:
-            tensor = tensor.flatten(1, -2) if x.dim() > 3 else tensor
-            real = self.padding.real(*tensor.shape[:2]) if x.dim() == 3 else None
-        if real is None:
-            real = torch.ones(tensor.shape[:2], dtype=torch.bool, device=tensor.device)
+        tensor = self._sequences(name, x.transpose(0, 1) if turned else x, module)
+        real = self._real(name, tensor)
         visit = Activation(point=self.point, layer=index, name=name, tensor=tensor, real=real)
-        hits.calls += 1
-        hits.elements += int(real.sum()) * tensor.shape[-1]
+        if not repeated:
+            hits.calls += 1
+            hits.elements += int(real.sum()) * tensor.shape[-1]
         replaced: Tensor | None = self.callback(visit)
         if replaced is None:
             return None
+        self._replaced.add(name)
         return replaced.transpose(0, 1) if turned else replaced.reshape(x.shape)
+
+    def _sequences(self, name: str, x: Tensor, module: nn.Module | None) -> Tensor:
+        """Returns x as `[batch, sequence, channel]`."""
+        if x.dim() >= 3:
+            return x.flatten(1, -2)
+        x = x.reshape(-1, x.shape[-1])
+        # an expert's tokens are chosen and reordered, however many they are
+        in_order = not _EXPERTS.search(name) and id(module) not in self.sequence_first
+        shape = self.padding.flattened(len(x)) if in_order else None
+        if shape is not None:
+            return x.reshape(*shape, x.shape[-1])
+        self._note(
+            "flat",
+            f"{self.point} of {name} has no batch dimension and is seen as one sequence per "
+            "forward, as are others like it: per-sequence figures depend on the batch.",
+        )
+        return x[None]
+
+    def _real(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns which tokens are not padding."""
+        real = self.padding.real(*tensor.shape[:2])
+        if real is not None:
+            return real
+        if "padding" not in self._noted and self.padding.has_padding():
+            self._note(
+                "padding",
+                f"{self.point} of {name} is {list(tensor.shape[:2])} sequences and tokens, which "
+                "the padding mask does not fit: there, and wherever else it does not, padding is "
+                "counted with the rest.",
+            )
+        return torch.ones(tensor.shape[:2], dtype=torch.bool, device=tensor.device)
+
+    def _note(self, kind: str, sentence: str) -> None:
+        """Says something once."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.notes.append(sentence)
 
 
 def _known_layers(model: nn.Module, patterns: Sequence[str] | None) -> Named:

@@ -14,7 +14,8 @@ The model may be any PyTorch transformer. Attention is seen in transformers' reg
 (`registry.py`) or in the torch functions that compute it (`functions.py`); a model that does it in
 a kernel of its own says what it does with `record_qk` (`record.py`). A callback that looks leaves
 the outputs bitwise unchanged, but that torch.nn's own layers take their unfused path, which agrees
-to rounding (at padding, where the fused path returns zeros, it does not).
+to rounding (at padding, where the fused path returns zeros, it does not). A layer that gradient
+checkpointing repeats in the backward pass is not seen again; what replaces, replaces there too.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from torch import nn
 from quantkit.errors import ProbeError, suggest
 from quantkit.probes.activations import ActivationProbe, Callback
 from quantkit.probes.attend import attend
+from quantkit.probes.attention_probe import AttentionProbe
 from quantkit.probes.functions import FunctionSource
 from quantkit.probes.hits import Attachment
 from quantkit.probes.padding import Padding
 from quantkit.probes.record import listening
-from quantkit.probes.recording import Recording
 from quantkit.probes.registry import RegistrySource
 
 POINTS: Final = (
@@ -78,28 +79,30 @@ def attach(
             raise ProbeError(f"unknown probe point {point!r}.{suggest(point, POINTS)}")
     _refuse_unhookable(model)
     attachment = Attachment(hits={point: {} for point in points})
-    padding, recording = Padding(), None
+    padding, attention = Padding(), None
     with ExitStack() as stack:
         if "attention_logit" in points:
             hits = attachment.hits["attention_logit"]
-            recording = Recording(model, points["attention_logit"], hits, padding, count_masked)
+            attention = AttentionProbe(
+                model, points["attention_logit"], hits, padding, count_masked
+            )
         for point, callback in points.items():
             if point != "attention_logit":
-                quiet = callback if recording is None else _hushed(callback, recording)
+                quiet = callback if attention is None else _hushed(callback, attention)
                 probe = ActivationProbe(model, point, quiet, attachment, padding)
                 probe.install(stack, _patterns(layers), _patterns(select))
         allowed = _allowed(model, attachment, _patterns(allow_unseen) or ())
-        if recording is not None:
-            stack.enter_context(recording.installed())
-            stack.enter_context(listening(recording))
-            # one attend for all: whoever stands in for it here stands in for it everywhere
-            stack.enter_context(RegistrySource(recording, attend).installed())
-            stack.enter_context(FunctionSource(recording, attend).installed())
+        if attention is not None:
+            stack.enter_context(attention.installed())
+            stack.enter_context(listening(attention))
+            # one attend for all: what replaces it here replaces it everywhere
+            stack.enter_context(RegistrySource(attention, attend).installed())
+            stack.enter_context(FunctionSource(attention, attend).installed())
         padding.follow(model, stack)
         yield attachment
-    if recording is not None:
-        recording.refuse_blindness()
-    require_seen(attachment, allowed, recording)
+    if attention is not None:
+        attention.refuse_blindness()
+    require_seen(attachment, allowed, attention)
 
 
 def _patterns(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -108,11 +111,11 @@ def _patterns(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _hushed(callback: Callback, recording: Recording) -> Callback:
+def _hushed(callback: Callback, probe: AttentionProbe) -> Callback:
     """Returns the callback such that what it computes is not taken for the model's attention."""
 
     def call(visit: object) -> object:
-        with recording.calling_back():
+        with probe.calling_back():
             return callback(visit)
 
     return call
@@ -130,7 +133,7 @@ def _allowed(
 
 
 def require_seen(
-    attachment: Attachment, allowed: Sequence[str], recording: Recording | None = None
+    attachment: Attachment, allowed: Sequence[str], attention: AttentionProbe | None = None
 ) -> None:
     """Raises ProbeError for a module without hits that no pattern in `allowed` matches."""
     unseen = []
@@ -139,8 +142,8 @@ def require_seen(
         if any(fnmatchcase(name, pattern) for pattern in allowed):
             attachment.waived.append(place)
         else:
-            is_logit = point == "attention_logit" and recording is not None
-            unseen.append(place + (recording.explain(name) if is_logit and recording else ""))
+            is_logit = point == "attention_logit" and attention is not None
+            unseen.append(place + (attention.explain(name) if is_logit and attention else ""))
     if unseen:
         more = f" and {len(unseen) - _SHOWN} more" if unseen[_SHOWN:] else ""
         raise ProbeError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quantkit.probes.attention import AttentionLogits, LogitTile, LogitTransform
+from quantkit.probes.attention import AttentionLogits, LogitTransform
 
 
 def attend(maps: Sequence[tuple[AttentionLogits, LogitTransform | None]], value: Tensor) -> Tensor:
@@ -38,26 +38,9 @@ def _attend_map(call: AttentionLogits, transform: LogitTransform | None, value: 
     out = torch.zeros(batch, heads, queries, value.shape[-1], device=value.device)
     for tile in call.tiles():
         logits = tile.logits if transform is None else transform(tile)
-        logits = modified_tile(call, tile, logits)
-        masked = logits.masked_fill(~tile.valid, float("-inf"))
-        if call.sinks is not None:
-            sinks = call.sinks.float().reshape(1, -1, 1, 1).expand(*masked.shape[:3], 1)
-            masked = torch.cat((masked, sinks), dim=-1)
-        weights = torch.softmax(masked, dim=-1).nan_to_num(nan=0.0)  # nan: no valid key at all
-        weights = weights[..., : logits.shape[-1]]
+        weights = call.weights(tile, logits)
         rows, keys = weights.shape[2:]
         grouped = weights.reshape(batch, groups, heads // groups * rows, keys)
         part = torch.matmul(grouped, value[:, :, :keys])
         out[:, :, tile.start : tile.start + rows] = part.reshape(batch, heads, rows, -1)
     return out
-
-
-def modified_tile(call: AttentionLogits, tile: LogitTile, logits: Tensor) -> Tensor:
-    """Returns a tile's logits as the model goes on with them: after softcap and bias."""
-    if call.softcap is not None:
-        logits = call.softcap * torch.tanh(logits / call.softcap)
-    if call.bias is not None:
-        full = (*call.query.shape[:3], call.key.shape[2])
-        rows = slice(tile.start, tile.start + logits.shape[2])
-        logits = logits + call.bias.expand(full)[:, :, rows, : logits.shape[3]].float()
-    return logits

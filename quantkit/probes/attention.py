@@ -44,6 +44,8 @@ class LogitTile:
 
 LogitTransform = Callable[[LogitTile], Tensor]
 """Given a tile, returns what takes the logits' place, the same shape."""
+Place = tuple[int | slice, slice, slice, slice]
+"""(sequence, heads, query rows, keys) of a map."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,8 +56,8 @@ class LogitBlock:
         sequence: Index in the batch; `head`: index of the first head.
         row, column: The query and the key that `logits[:, 0, 0]` stands for.
         logits: float32 `[heads, rows, keys]`, contiguous.
-        lo, hi: int64 `[rows]`: the valid keys of a row are `lo <= key < hi`, in columns of
-            `logits`; none where `lo == hi`.
+        lo, hi: int64 `[rows]`, on the CPU: the valid keys of a row are `lo <= key < hi`, in
+            columns of `logits`; none where `lo == hi`.
         valid: bool `[heads or 1, rows, keys]` where a row's valid keys have holes, else None.
     """
 
@@ -87,6 +89,9 @@ class AttentionLogits:
         bias: The model goes on with `logit + bias`, `[batch or 1, heads or 1, query or 1, key]`.
         sinks: `[heads]`, a logit beside each row's that takes probability and gives no value.
         is_cross: Queries and keys are of different sequences.
+        query_offset: Which key is the first query's own, behind those of a filled cache: query i
+            stands where key `query_offset + i` does. 0 for as many keys as queries, for cross
+            attention, and where the queries do not end one key after the other.
         mix: The factor of this map's softmax in the effective attention map: 1, or -lambda for
             map 2 of a differential head; a number, or `[batch, heads, query]`.
         known_spans: Where `spans()` keeps what it found for a mask that many layers share.
@@ -107,6 +112,7 @@ class AttentionLogits:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     is_cross: bool = False
+    query_offset: int = 0
     maps: int = 1
     mix: float | Tensor = 1.0
     known_spans: dict[int, tuple[object, Spans]] = field(default_factory=dict)
@@ -170,19 +176,22 @@ class AttentionLogits:
         After softcap and bias, with sinks in the denominator. Zeros where nothing is attended to;
         NaN where a logit is.
         """
-        logits = tile.logits
-        rows, keys = logits.shape[2:]
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        if self.bias is not None:
-            full = (*self.query.shape[:3], self.key.shape[2])
-            logits = logits + self.bias.expand(full)[:, :, tile.start : tile.start + rows, :keys]
-        logits = logits.masked_fill(~tile.attended, float("-inf"))
+        return self.weights(tile, tile.logits)
+
+    def weights(self, tile: LogitTile, logits: Tensor) -> Tensor:
+        """Returns `probabilities` of a tile with other logits in place of its own."""
+        keys = logits.shape[3]
+        masked = self.modified(tile, logits).masked_fill(~tile.attended, float("-inf"))
         if self.sinks is not None:
-            sinks = self.sinks.float()[None, :, None, None].expand(*logits.shape[:3], 1)
-            logits = torch.cat([logits, sinks], dim=3)
+            sinks = self.sinks.float()[None, :, None, None].expand(*masked.shape[:3], 1)
+            masked = torch.cat([masked, sinks], dim=3)
         nothing = ~tile.attended.any(-1, keepdim=True)
-        return torch.softmax(logits, dim=-1)[..., :keys].masked_fill(nothing, 0.0)
+        return torch.softmax(masked, dim=-1)[..., :keys].masked_fill(nothing, 0.0)
+
+    def modified(self, tile: LogitTile, logits: Tensor) -> Tensor:
+        """Returns a tile's `logits`, or others in their place, after softcap and bias."""
+        rows = slice(tile.start, tile.start + logits.shape[2])
+        return self._modified(logits, (slice(None), slice(None), rows, slice(logits.shape[3])))
 
     def spans(self) -> Spans:
         """Returns the keys of each query row that count: attended ones, or all."""
@@ -217,7 +226,7 @@ class AttentionLogits:
         """Yields the map in pieces that a processor's cache holds, sequence by sequence.
 
         Keys before the first and after the last valid one of the rows are not computed; rows
-        without any are left out. The same numbers as `tiles()`, on the CPU.
+        without any are left out. The same numbers as `tiles()`, where q and k are.
 
         Args:
             modified: After softcap and bias, as the model goes on with them.
@@ -229,7 +238,7 @@ class AttentionLogits:
         per_kv = self.heads // groups
         widest = per_kv * int(spans.counts.max()) if spans.counts.numel() else 0
         height = min(max(BLOCK_ELEMENTS // max(widest, 1), 32), TILE_ROWS)
-        buffer = torch.empty(0)
+        buffer = torch.empty(0, device=self.query.device)
         turn = -1
         wanted = range(self.query.shape[0]) if sequence is None else (sequence,)
         for index, start in product(wanted, range(0, queries, height)):
@@ -253,13 +262,13 @@ class AttentionLogits:
                 kv = slice(first, min(first + at_once, groups))
                 head = slice(first * per_kv, kv.stop * per_kv)
                 if buffer.numel() < size * at_once:
-                    buffer = torch.empty(size * at_once)
+                    buffer = torch.empty(size * at_once, device=self.query.device)
                 logits = buffer[: size * (kv.stop - first)].view(
                     -1, rows.stop - start, right - left
                 )
                 self._fill(logits, index, head, kv, rows, keys)
                 if modified:
-                    self._modify(logits, index, head, rows, keys)
+                    self._modified(logits, (index, head, rows, keys), out=logits)
                 yield LogitBlock(
                     sequence=index,
                     head=head.start,
@@ -286,12 +295,15 @@ class AttentionLogits:
             flat = out[part].flatten(0, 1)
             torch.addmm(flat, queries, against, beta=0, alpha=self.scale, out=flat)
 
-    def _modify(self, logits: Tensor, sequence: int, head: slice, rows: slice, keys: slice) -> None:
+    def _modified(self, logits: Tensor, place: Place, out: Tensor | None = None) -> Tensor:
+        """Returns the logits at a place of the map after softcap and bias, in `out` if given."""
         if self.softcap is not None:
-            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+            capped = torch.tanh(torch.div(logits, self.softcap, out=out), out=out)
+            logits = torch.mul(capped, self.softcap, out=out)
         if self.bias is not None:
             full = (*self.query.shape[:3], self.key.shape[2])
-            logits.add_(self.bias.expand(full)[sequence, head, rows, keys])
+            logits = torch.add(logits, self.bias.expand(full)[place], out=out)
+        return logits
 
     def _valid(self, start: int, stop: int, sequence: int | None = None) -> Tensor:
         """Returns which entries are attended to: bool `[batch, heads or 1, rows, key]`.

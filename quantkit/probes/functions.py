@@ -20,10 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from quantkit.errors import ProbeError
 from quantkit.models.families import layout_of
-from quantkit.probes.attend import modified_tile
+from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame, Pairs
 from quantkit.probes.masks import first_keys_causal
 from quantkit.probes.provenance import Found, Trace, Traces
-from quantkit.probes.recording import AttentionSource, Frame, Pairs, Recording
 from quantkit.probes.registry import Attend
 
 _SOFTMAXES: Final = ("softmax", "_softmax", "_safe_softmax")
@@ -34,9 +33,9 @@ _HEAD_NAMES: Final = ("num_heads", "n_heads", "num_attention_heads", "n_head", "
 class FunctionSource(AttentionSource):
     """Sees attention in torch functions, inside the modules of one model."""
 
-    def __init__(self, recording: Recording, attend: Attend) -> None:
-        self.recording, self.attend = recording, attend
-        stored = {p.untyped_storage().data_ptr() for p in recording.model.parameters()}
+    def __init__(self, probe: AttentionProbe, attend: Attend) -> None:
+        self.probe, self.attend = probe, attend
+        stored = {p.untyped_storage().data_ptr() for p in probe.model.parameters()}
         self.traces = Traces(stored)
 
     @contextmanager
@@ -57,7 +56,7 @@ class FunctionSource(AttentionSource):
 
         q and k of any number of dimensions: `[batch, heads, tokens, d]` as a rule.
         """
-        frame = self.recording.frame()
+        frame = self.probe.frame()
         if frame is None:
             return func(*args, **kwargs)
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -69,11 +68,11 @@ class FunctionSource(AttentionSource):
         mask, bias = given.get("attn_mask"), None
         causal, queries, keys = bool(given.get("is_causal")), q.shape[2], k.shape[2]
         if isinstance(mask, Tensor):
-            mask, bias = (_broadcast(part, query, frame) for part in self.recording.split(mask))
+            mask, bias = (_broadcast(part, query, frame) for part in self.probe.split(mask))
         if causal and queries != keys:
             mask, causal = first_keys_causal(queries, keys, q.device), False
         scale = given.get("scale")
-        pairs = self.recording.see(
+        pairs = self.probe.see(
             frame,
             "functions",
             q,
@@ -87,7 +86,7 @@ class FunctionSource(AttentionSource):
             return func(*args, **kwargs)
         if given.get("dropout_p"):
             raise ProbeError("logits cannot be replaced under dropout: call model.eval().")
-        with self.recording.hushed():
+        with self.probe.hushed():
             return self._attended(frame, pairs, _as_given(value, frame), query.shape)
 
     def _attended(self, frame: Frame, pairs: Pairs, value: Tensor, shape: torch.Size) -> Tensor:
@@ -107,14 +106,14 @@ class FunctionSource(AttentionSource):
         """Runs a softmax, having reported the logits where they are attention's."""
         given = dict(zip(("input", "dim"), args, strict=False)) | dict(kwargs)
         x, dim = given.get("input"), given.get("dim")
-        trace, frame = self.traces.of(x), self.recording.frame()
+        trace, frame = self.traces.of(x), self.probe.frame()
         if trace is None or frame is None or x is None or dim not in (-1, x.dim() - 1):
             return func(*args, **kwargs)
         found = self.traces.take_apart(x, trace)
         pairs = self._see_logits(frame, found)
         if all(transform is None for _, transform in pairs):
             return func(*args, **kwargs)
-        with self.recording.hushed():
+        with self.probe.hushed():
             x = self._replaced(x, trace, pairs, frame)
         return func(x, *args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
 
@@ -125,7 +124,7 @@ class FunctionSource(AttentionSource):
             None if part is None else _as_logits(part, frame) for part in (found.mask, found.bias)
         )
         # d is empty, the sizes are there: what reads a call asks q and k for them
-        return self.recording.see(
+        return self.probe.see(
             frame,
             "functions",
             logits.new_empty(batch, heads, queries, 0),
@@ -149,7 +148,7 @@ class FunctionSource(AttentionSource):
             logits = tile.logits if transform is None else transform(tile)
             rows, keys = logits.shape[2:]
             place = out[:, :, tile.start : tile.start + rows, :keys]
-            new = modified_tile(call, tile, logits).to(out.dtype)
+            new = call.modified(tile, logits).to(out.dtype)
             place.copy_(torch.where(tile.valid, new, place))
         return out.reshape(x.shape)
 
@@ -161,7 +160,7 @@ class FunctionSource(AttentionSource):
         A mode is off while its own handler runs, and the function looks for modes once more on
         entry: it is run from its code, with that look answered by no.
         """
-        frame = self.recording.frame()
+        frame = self.probe.frame()
         if frame is None:
             return func(*args, **kwargs)
         names = ("query", "key", "value", "embed_dim_to_check", "num_heads")
@@ -203,8 +202,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         source = self.source
         name = getattr(func, "__name__", "")
-        recording = source.recording
-        if recording.quiet or not recording.frames:
+        probe = source.probe
+        if probe.quiet or not probe.frames:
             return func(*args, **kwargs)
         step = source.traces.follows(name)
         if step is not None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 
 @dataclass
 class Hits:
-    """How often a point was visited, and how many elements went through."""
+    """How often a point was visited, and how many elements went through.
+
+    Elements of activations are those of real tokens. Of attention logits they are all of
+    batch x heads x query x key, masked entries included: what a statistic or a range left out is
+    counted there.
+    """
 
     calls: int = 0
     elements: int = 0
@@ -19,10 +26,13 @@ class Attachment:
 
     Attributes:
         waived: On leaving, what never ran and was allowed not to, as `point module`.
+        notes: What a reader of the figures should know, one sentence each, once for a point; it
+            names the point and the first module where it was found.
     """
 
     hits: dict[str, dict[str, Hits]] = field(default_factory=dict)
     waived: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def unseen(self) -> list[str]:
         """Returns `point module` for all that never ran."""
@@ -32,3 +42,11 @@ class Attachment:
             for name, hits in modules.items()
             if hits.elements == 0
         ]
+
+
+def is_repeated() -> bool:
+    """Whether a backward pass runs in this thread: gradient checkpointing repeats a forward.
+
+    The same question, asked the same way, as in torch.utils.checkpoint.
+    """
+    return torch._C._current_graph_task_id() != -1

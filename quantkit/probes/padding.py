@@ -24,15 +24,23 @@ _TORCH_SCOPES: Final = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
+_MEMORY_NAMES: Final = ("encoder_attention_mask", "memory_key_padding_mask")
 _PADDING_NAMES: Final = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Scope:
-    """What one part was called with: `real` is bool `[batch, tokens]` or None; `length`: inputs."""
+    """What one part was called with.
+
+    Attributes:
+        real: bool `[batch, tokens]`, or None; `memory`: the same of the encoder's output.
+        batch, length: Of its inputs, None where they are not a batch of sequences.
+    """
 
     module: nn.Module
     real: Tensor | None
+    memory: Tensor | None
+    batch: int | None
     length: int | None
 
 
@@ -61,7 +69,12 @@ class Padding:
         A mask may go back further than the tokens, over a filled cache.
         """
         scope = self._scopes[-1] if self._scopes else None
-        if scope is None or scope.real is None or scope.real.shape[0] != batch:
+        if scope is None:
+            return None
+        memory = scope.memory
+        if length != scope.length and memory is not None and memory.shape == (batch, length):
+            return memory
+        if scope.real is None or scope.real.shape[0] != batch:
             return None
         if scope.real.shape[1] == length:
             return scope.real
@@ -74,14 +87,12 @@ class Padding:
             return found.bool() if found.shape == (batch, length) else None
         return None
 
-    def flat(self, tokens: int) -> Tensor | None:
-        """Returns bool `[1, tokens]` where that is the running scope's batch, flattened."""
+    def flattened(self, tokens: int) -> tuple[int, int] | None:
+        """Returns (batch, length) of the running scope's inputs where that many tokens are all."""
         scope = self._scopes[-1] if self._scopes else None
-        if scope is None or scope.real is None or scope.length is None:
+        if scope is None or scope.batch is None or scope.length is None:
             return None
-        if scope.real.shape[0] * scope.length != tokens or scope.real.shape[1] < scope.length:
-            return None
-        return scope.real[:, -scope.length :].reshape(1, -1)
+        return (scope.batch, scope.length) if scope.batch * scope.length == tokens else None
 
     def has_padding(self) -> bool:
         """Whether the running scope's mask drops anything."""
@@ -96,8 +107,11 @@ class Padding:
             real = self._scopes[-1].real  # a mask that was prepared outside, of the same tokens
         tensors = (given.get("input_ids"), given.get("inputs_embeds"), *given.values())
         first = next((t for t in tensors if isinstance(t, Tensor) and t.dim() > 1), None)
-        length = None if first is None else first.shape[1]
-        self._scopes.append(_Scope(module=module, real=real, length=length))
+        batch, length = (None, None) if first is None or first.dim() > 3 else first.shape[:2]
+        memory = _mask_of(given, _MEMORY_NAMES)
+        self._scopes.append(
+            _Scope(module=module, real=real, memory=memory, batch=batch, length=length)
+        )
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         while self._scopes and self._scopes.pop().module is not module:
@@ -123,11 +137,16 @@ def arguments_of(
 
 
 def _real_of(given: dict[str, Any]) -> Tensor | None:
-    for name in _PADDING_NAMES:  # torch.nn's: True, or -inf, where padding is
+    return _mask_of(given, (*_PADDING_NAMES, "attention_mask"))
+
+
+def _mask_of(given: dict[str, Any], names: tuple[str, ...]) -> Tensor | None:
+    """Returns which tokens are real by the first of these arguments that is a padding mask."""
+    for name in names:
         mask = given.get(name)
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            return ~mask if mask.dtype == torch.bool else mask > MASKED
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        return mask.to(torch.bool)
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            continue
+        if not name.endswith("key_padding_mask"):
+            return mask.to(torch.bool)
+        return ~mask if mask.dtype == torch.bool else mask > MASKED  # torch.nn's marks padding
     return None

@@ -72,7 +72,7 @@ class Trace:
         logits: The scaled product before anything was added or masked; None: the tensor itself.
         softcap: After `logits` came `softcap * tanh(logits / softcap)`.
         shift: What was taken from each row, as its maximum; a softmax does not see it.
-        is_exact: Nothing added is exactly nothing; False where rounding may leave a trifle.
+        is_exact: Nothing added is exactly nothing; False where rounding may leave a remainder.
     """
 
     logits: Tensor | None = None
@@ -251,8 +251,8 @@ class Traces:
             added.masked_fill_(masked, 0.0)
             if not trace.is_exact:
                 size = torch.maximum(base.abs(), wide.abs().masked_fill(masked, 0.0)).clamp_min(1)
-                trifle = 16 * torch.finfo(final.dtype).eps * size
-                added.masked_fill_(added.abs() <= trifle, 0.0)
+                remainder = 16 * torch.finfo(final.dtype).eps * size
+                added.masked_fill_(added.abs() <= remainder, 0.0)
             return Found(
                 logits=logits,
                 bias=added if bool(added.any()) else None,

@@ -14,8 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from quantkit.errors import ProbeError
 from quantkit.models.families import registry_use
 from quantkit.probes.attention import AttentionLogits, LogitTransform
+from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame, Pairs
 from quantkit.probes.masks import LazyMask, first_keys_causal, lazy_mask_function
-from quantkit.probes.recording import AttentionSource, Frame, Pairs, Recording
 
 Attend = Callable[[list[tuple[AttentionLogits, LogitTransform | None]], Tensor], Tensor]
 
@@ -47,14 +47,14 @@ class _StandIn(str):
 class RegistrySource(AttentionSource):
     """Stands in for the attention and mask functions of every config of a model."""
 
-    def __init__(self, recording: Recording, attend: Attend) -> None:
-        self.recording, self.attend = recording, attend
+    def __init__(self, probe: AttentionProbe, attend: Attend) -> None:
+        self.probe, self.attend = probe, attend
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         names: dict[str, _StandIn] = {}
         with ExitStack() as stack:
-            for config in _configs(self.recording.model):
+            for config in _configs(self.probe.model):
                 original = config._attn_implementation
                 if original not in names:
                     names[original] = self._register(original, stack)
@@ -92,12 +92,12 @@ class RegistrySource(AttentionSource):
         **kwargs: Any,
     ) -> Any:
         """Looks at the logits, then computes attention as before or with what replaces them."""
-        recording = self.recording
-        frame = recording.frame(module)
+        probe = self.probe
+        frame = probe.frame(module)
         pairs: Pairs = []
-        if frame is not None and not recording.quiet:
+        if frame is not None and not probe.quiet:
             pairs = self._look(original, frame, query, key, attention_mask, kwargs)
-        with recording.hushed():
+        with probe.hushed():
             if any(transform is not None for _, transform in pairs):
                 if module.training and kwargs.get("dropout"):
                     raise ProbeError("logits cannot be replaced under dropout: call model.eval().")
@@ -129,12 +129,12 @@ class RegistrySource(AttentionSource):
             if causal and queries != keys:
                 mask, causal = first_keys_causal(queries, keys, query.device), False
         elif isinstance(mask, Tensor):
-            mask, added = self.recording.split(mask)
+            mask, added = self.probe.split(mask)
             if mask is not None and mask.shape[-1] > keys:
                 mask = mask[..., :keys]
             added = None if added is None else added[..., :keys]
             bias = added if bias is None else bias if added is None else bias + added
-        return self.recording.see(
+        return self.probe.see(
             frame,
             "registry",
             query,

@@ -233,10 +233,10 @@ def test_a_cache_and_two_lengths(name: str, built: dict[str, Any]) -> None:
     tokens = FAMILIES[name].inputs("none")["input_ids"]
     whole: list[Tensor] = []
     parts: list[Tensor] = []
-    layers: list[int] = []
+    layers: list[tuple[int, int]] = []
 
     def see(call: AttentionLogits) -> None:
-        layers.append(call.layer)
+        layers.append((call.layer, call.query_offset))
         parts.append(weights_of(call)[0])
 
     with attach(model, {"attention_logit": lambda call: whole.append(weights_of(call)[0])}):
@@ -244,7 +244,7 @@ def test_a_cache_and_two_lengths(name: str, built: dict[str, Any]) -> None:
     with attach(model, {"attention_logit": see}):
         cache = model(tokens[:, :7], use_cache=True).past_key_values
         model(tokens[:, 7:], past_key_values=cache)
-    assert layers == [0, 1, 0, 1]
+    assert layers == [(0, 0), (1, 0), (0, 7), (1, 7)]
     for layer in range(2):
         torch.testing.assert_close(parts[layer], whole[layer][:, :, :7, :7], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(parts[2 + layer], whole[layer][:, :, 7:], rtol=1e-4, atol=1e-5)

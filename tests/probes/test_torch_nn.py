@@ -348,7 +348,7 @@ def test_scripts_and_compiled_modules_are_refused() -> None:
 
 
 class Kernel(nn.Module):
-    """An attention that nobody can intercept."""
+    """An attention that cannot be intercepted."""
 
     def __init__(self, maps: int = 1) -> None:
         super().__init__()
@@ -361,8 +361,8 @@ class Kernel(nn.Module):
         if self.maps == 1:
             quantkit.record_qk(self, q, k, 0.5, mask)
         else:
-            quantkit.record_qk(self, q[:, ::2], k[:, ::2], 0.5, mask, map=1)
-            quantkit.record_qk(self, q[:, 1::2], k[:, 1::2], 0.5, mask, map=2, mix=-0.3)
+            quantkit.record_qk(self, q[:, ::2], k[:, ::2], 0.5, mask, map=1, maps=2)
+            quantkit.record_qk(self, q[:, 1::2], k[:, 1::2], 0.5, mask, map=2, maps=2, mix=-0.3)
         F.softmax((q @ k.mT * 0.5).masked_fill(~mask, -torch.inf), -1)  # not counted again
         return x
 

@@ -44,8 +44,8 @@ class _Hidden:
 
 
 @dataclass
-class Recording:
-    """Sees the forward passes of one step inside `with recording.attached(model)`.
+class StepObserver:
+    """Sees the forward passes of one step inside `with observer.attached(model)`.
 
     Attributes:
         forwards, sequences, tokens: What was seen, tokens without padding.
@@ -62,7 +62,7 @@ class Recording:
         """Records every forward pass of the model inside the `with`.
 
         With gradient checkpointing a layer's first forward is counted, not the one that the
-        backward pass repeats.
+        backward pass repeats (see `attach`).
 
         Raises:
             ProbeError: see `attach`.
@@ -82,8 +82,6 @@ class Recording:
 
     def _see_logits(self, call: AttentionLogits) -> None:
         """Adds one attention map of one forward pass."""
-        if _in_backward():
-            return
         with torch.no_grad(), _no_autocast(call.query):
             high, low = _extremes(call)
             # amax and amin hand a NaN on: without one there is nothing to count
@@ -96,8 +94,6 @@ class Recording:
 
     def _see_hidden(self, visit: Activation) -> None:
         """Adds the output of one layer in one forward pass."""
-        if _in_backward():
-            return
         with torch.no_grad(), _no_autocast(visit.tensor):
             tensor, real = visit.tensor.detach(), visit.real
             tokens = int(real.sum())
@@ -152,14 +148,6 @@ def _nothing(_seen: Any) -> None:
     return None
 
 
-def _in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread: a layer is being repeated.
-
-    The same question, asked the same way, as in torch.utils.checkpoint.
-    """
-    return torch._C._current_graph_task_id() != -1
-
-
 def _no_autocast(tensor: Tensor) -> torch.autocast:
     """Returns the context in which q and k that came in bf16 are multiplied in float32."""
     return torch.autocast(device_type=tensor.device.type, enabled=False)
@@ -198,6 +186,8 @@ def _moments(tensor: Tensor, real: Tensor, *, is_padded: bool) -> Moments:
 
     In float64, a sequence at a time: a batch in float64 would be as large as several layers.
     """
+    # not Moments.update: that leaves NaN and inf out, where here they make the kurtosis NaN, and
+    # it takes small chunks and masks, which cost a step on a GPU far more than these dot products
     rows = []
     for index in range(tensor.shape[0]):
         part = tensor[index][real[index]] if is_padded else tensor[index]

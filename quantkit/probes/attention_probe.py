@@ -2,8 +2,8 @@
 
 A source (`AttentionSource`) stands where a model computes attention: transformers' registry
 (`registry.py`), torch's functions (`functions.py`), or a line that the model's author wrote
-(`record.py`). It hands q and k, or the logits themselves, to the `Recording`, which knows the
-module that runs, splits the call into maps, counts, and calls back.
+(`record.py`). It hands q and k, or the logits themselves, to the `AttentionProbe`, which knows
+the module that runs, splits the call into maps, counts, and calls back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quantkit.errors import ProbeError
 from quantkit.models.families import attention_modules, layout_of, mixes_of
 from quantkit.probes.attention import AttentionLogits, LogitTransform, split_maps
-from quantkit.probes.hits import Hits
+from quantkit.probes.hits import Hits, is_repeated
 from quantkit.probes.masks import LazyMask, Spans, split_additive
 from quantkit.probes.padding import Padding, arguments_of
 
@@ -59,7 +59,7 @@ class Frame:
     by: str | None = None
 
 
-class Recording:
+class AttentionProbe:
     """The `attention_logit` point of one `attach`."""
 
     def __init__(
@@ -81,6 +81,7 @@ class Recording:
         self.ran: set[str] = set()
         self.frames: list[Frame] = []
         self.quiet = 0
+        self._replaced: set[str] = set()  # modules whose logits the callback has replaced
         self._spans: dict[int, tuple[object, Spans]] = {}
         self._splits: Any = WeakTensorKeyDictionary()
 
@@ -141,15 +142,20 @@ class Recording:
     ) -> Pairs:
         """Returns each map of a call with what replaces its logits; calls back unless a repeat.
 
+        A forward that a backward pass repeats is not counted, and the callback hears of it only
+        where it replaced the logits before: the gradients need the same forward.
+
         Args:
             by: The source; what another one has reported in this run of the module is left out.
             query, key: `[batch, heads, tokens, d]`.
-            rest: Other fields of `AttentionLogits`, and `mixes` where the caller knows them.
+            rest: Other fields of `AttentionLogits`; with `map`, `maps` and `mix` the call is that
+                one map, without them it is split as the module's layout says.
         """
         for known_query, known_key, pairs in frame.seen:
             if known_query is query and known_key is key:
                 return pairs
-        if frame.by not in (None, by):
+        repeated = is_repeated()
+        if frame.by not in (None, by) or (repeated and frame.name not in self._replaced):
             return []
         frame.by = by
         calls = self._maps(frame, query, key, scale, rest)
@@ -157,9 +163,12 @@ class Recording:
             self.hits[calls[0].name] = Hits()
         with self.calling_back():
             transforms = [self.callback(_detached(call)) for call in calls]
-        hits = self.hits[calls[0].name]
-        hits.calls += 1
-        hits.elements += sum(call.entries for call in calls)
+        if any(transform is not None for transform in transforms):
+            self._replaced.add(frame.name)
+        if not repeated:
+            hits = self.hits[calls[0].name]
+            hits.calls += 1
+            hits.elements += sum(call.entries for call in calls)
         pairs = list(zip(calls, transforms, strict=True))
         frame.seen.append((query, key, pairs))
         return pairs
@@ -215,9 +224,12 @@ class Recording:
             "is_cross": frame.is_cross,
         } | rest
         if known_map is not None:
-            return [AttentionLogits(map=known_map, query=query, key=key, mix=mix, **common)]
-        mixes = mixes_of(frame.module, layout)
-        return split_maps(query, key, layout=layout, mixes=mixes, **common)
+            calls = [AttentionLogits(map=known_map, query=query, key=key, mix=mix, **common)]
+        else:
+            mixes = mixes_of(frame.module, layout)
+            calls = split_maps(query, key, layout=layout, mixes=mixes, **common)
+        offset = _query_offset(calls[0])
+        return [replace(call, query_offset=offset) for call in calls] if offset else calls
 
     def _real_queries(
         self, frame: Frame, query: Tensor, key: Tensor, mask: LazyMask | Tensor | None
@@ -226,7 +238,7 @@ class Recording:
         real = self.padding.real(batch, queries)
         square = queries == key.shape[2] and not frame.is_cross
         if real is None and square and isinstance(mask, Tensor) and self.padding.has_padding():
-            # the model has made other tokens of its inputs: padding is what nobody attends to
+            # the model has made other tokens of its inputs: padding are the keys without queries
             real = mask.flatten(1, 2).any(1).expand(batch, queries)
         return real
 
@@ -260,6 +272,20 @@ class Recording:
     def _forget(self) -> None:
         self._spans = {}
         self._splits = WeakTensorKeyDictionary()
+
+
+def _query_offset(call: AttentionLogits) -> int:
+    """Returns which key is the first query's own (`AttentionLogits.query_offset`).
+
+    Read off where the rows end, since a cache of fixed size has keys behind the last query.
+    """
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    if call.is_cross or keys <= queries:
+        return 0
+    spans = call.attended_spans()
+    ends = (spans.hi - 1 - torch.arange(queries))[spans.hi > 0]
+    is_causal = len(ends) > 0 and bool((ends == ends[0]).all())
+    return max(0, int(ends[0])) if is_causal else 0
 
 
 def _detached(call: AttentionLogits) -> AttentionLogits:
