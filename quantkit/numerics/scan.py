@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
+from threading import Lock
 from types import ModuleType
 from typing import Any, Final
 
@@ -96,6 +97,7 @@ class RowScan:
         self.aside_rows, self.workers = aside_rows, 1
         self._new_aside()
         self._kernels = compiled()
+        self._slow_lock = Lock()
         self._slow: Bundle | None = None
         self._slow_moments = Moments.empty(groups)
         self._slow_cut: tuple[Moments | None, Tensor] = (None, torch.zeros(groups))
@@ -194,7 +196,8 @@ class RowScan:
         if self._kernels is None or x.device.type != "cpu":
             tags = tag + torch.arange(x.shape[1])[:, None] * row_step
             tags = tags + torch.arange(x.shape[2]) * column_step
-            self._add_slowly(x, lo, hi, tags, first_group, valid, full, skip, row)
+            with self._slow_lock:  # workers share what it adds to
+                self._add_slowly(x, lo, hi, tags, first_group, valid, full, skip, row)
             return
         inputs: tuple[Any, ...] = (
             x.detach().contiguous().numpy(),

@@ -1,8 +1,8 @@
 """batches x probes x observers -> `Stats`.
 
-Time: a plain forward pass and about half of one; it grows as a forward does. Memory: one batch's
-activations, a block of logits and one layer's dense bins (64 MB at most), and observers of fixed
-size (about 60 KB a head and class): it does not grow with the number of samples.
+Time: about two plain forward passes; it grows as a forward does (`benchmarks/recording.py`). Memory:
+one batch's activations, a block of logits a thread, one layer's bins while it is scanned, and
+observers of fixed size (about 60 KB a head and class): it does not grow with the number of samples.
 """
 
 from __future__ import annotations

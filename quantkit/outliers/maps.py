@@ -105,8 +105,7 @@ def scan_map(
 ) -> tuple[MapRecord, dict[int, float]]:
     """Returns the record of one map of one forward pass, and max |x| by sequence.
 
-    Memory: as much as a block a thread, and dense bins (1 MB a head, 64 MB at most, of which only
-    what is used is touched).
+    Memory: a block a thread, and the bins that are used (about 0.1 MB a head, class and thread).
 
     Args:
         call: Which keys are attended to, and how many heads there are.
