@@ -1,6 +1,6 @@
 """batches x probes x observers -> `Stats`.
 
-Time: about two plain forward passes; it grows as a forward does (`benchmarks/recording.py`). Memory:
+Time: about two plain forward passes; grows as a forward does (`benchmarks/recording.py`). Memory:
 one batch's activations, a block of logits a thread, one layer's bins while it is scanned, and
 observers of fixed size (about 60 KB a head and class): it does not grow with the number of samples.
 """
