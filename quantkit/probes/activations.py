@@ -206,8 +206,8 @@ class ActivationProbe:
             return x.reshape(*shape, x.shape[-1])
         self._note(
             "flat",
-            f"{self.point} of {name} has no batch dimension and is seen as one sequence per "
-            "forward, as are others like it: per-sequence figures depend on the batch.",
+            f"{self.point} of {_any_of(name)} has no batch dimension and is seen as one sequence "
+            "per forward, as are others like it: per-sequence figures depend on the batch.",
         )
         return x[None]
 
@@ -219,9 +219,8 @@ class ActivationProbe:
         if "padding" not in self._noted and self.padding.has_padding():
             self._note(
                 "padding",
-                f"{self.point} of {name} is {list(tensor.shape[:2])} sequences and tokens, which "
-                "the padding mask does not fit: there, and wherever else it does not, padding is "
-                "counted with the rest.",
+                f"{self.point} of {_any_of(name)} has other sequences and tokens than the padding "
+                "mask: there, and wherever else it does not fit, padding is counted with the rest.",
             )
         return torch.ones(tensor.shape[:2], dtype=torch.bool, device=tensor.device)
 
@@ -230,6 +229,11 @@ class ActivationProbe:
         if kind not in self._noted:
             self._noted.add(kind)
             self.notes.append(sentence)
+
+
+def _any_of(name: str) -> str:
+    """Returns a module's name without its numbers, so that a note is the same for any batch."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _known_layers(model: nn.Module, patterns: Sequence[str] | None) -> Named:
