@@ -58,6 +58,7 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         name: _tensor(name, array[skip : skip + samples], source) for name, array in arrays.items()
     }
     _check_main(main, tensors, source, loaded)
+    _check_tokens(tensors, source)
     preprocessing = AS_GIVEN
     start = decoder_start(loaded)
     if start is not None and "decoder_input_ids" not in tensors:
@@ -65,6 +66,20 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         preprocessing += f"; the decoder reads one start token, {start}"
     rows = _TensorRows(tensors=tensors)
     return slice_of(rows, loaded, source=source, skip=skip, preprocessing=preprocessing)
+
+
+def _check_tokens(tensors: dict[str, torch.Tensor], source: str) -> None:
+    """Raises InputError for token ids that are no table, or a mask of another shape."""
+    ids, mask = tensors.get("input_ids"), tensors.get("attention_mask")
+    if ids is not None and ids.dim() != 2:
+        raise InputError(
+            f"{source}: input_ids has shape {list(ids.shape)}; expected [samples, tokens]."
+        )
+    if ids is not None and mask is not None and mask.shape != ids.shape:
+        raise InputError(
+            f"{source}: attention_mask has shape {list(mask.shape)}; expected that of input_ids, "
+            f"{list(ids.shape)}."
+        )
 
 
 def decoder_start(loaded: LoadedModel) -> int | None:

@@ -278,7 +278,11 @@ def _finish(
             bad = int((~tensor.isfinite()).sum())
             raise InputError(
                 f"{source}: weight {tensor_name!r} holds {bad} NaN or inf values; expected finite "
-                "ones. The checkpoint is broken: get it again."
+                + (
+                    "ones. It may be too large for float16: use --dtype bfloat16 or float32."
+                    if tensor.dtype == torch.float16
+                    else "ones. The checkpoint is broken: get it again."
+                )
             )
     model.train(False).requires_grad_(False)
     return LoadedModel(

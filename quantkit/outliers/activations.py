@@ -116,8 +116,10 @@ class ActivationStatistics:
                 )
             cut = scan.cut()
             moments, largest = cut.moments.pool(), cut.abs_max.amax().reshape(1)
-            means = means.add(largest, moments, torch.ones(1, dtype=torch.bool))
-            sequence_max[sequence] = float(largest)
+            has_any = (largest > 0) | (moments.count > 0)  # else all is NaN or inf
+            means = means.add(largest, moments, has_any)
+            if bool(has_any):
+                sequence_max[sequence] = float(largest)
             summary = token_summary(x[index], real[index], above=FEATURE_ABOVE)
             channel_top = torch.maximum(channel_top, summary.channel_top)
             if rules is not None:

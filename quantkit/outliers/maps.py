@@ -138,8 +138,10 @@ def scan_map(
         for group in range(1, len(CLASSES)):
             moments = moments.merge(cut.moments.select(group * heads, (group + 1) * heads))
         largest = cut.abs_max.view(len(CLASSES), heads).amax(0)
-        means = means.add(largest, moments, torch.ones(heads, dtype=torch.bool))
-        sequence_max[sequence] = float(largest.max())
+        seen = (largest > 0) | (moments.count > 0)  # else all is NaN or inf
+        means = means.add(largest, moments, seen)
+        if bool(seen.any()):
+            sequence_max[sequence] = float(largest.max())
     result = scan.finish()
     classes = {
         name: result.bundle.select(group * heads, (group + 1) * heads)

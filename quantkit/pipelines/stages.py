@@ -49,6 +49,11 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
     Several processes (`accelerate launch`, torchrun) share the batches; the first one writes.
     """
     with joined() as processes:
+        folders = [Path(source).expanduser().resolve() for source in job.models]
+        named = [folder.name for folder in folders if folder.is_dir()]
+        for name in named:
+            if named.count(name) > 1:  # said before the first of them is measured
+                raise InputError(_TWICE.format(name=name))
         run = processes.at_first(lambda: open_run("stats", job))
         if run.finished:
             return run.folder

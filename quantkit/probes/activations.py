@@ -207,7 +207,8 @@ class ActivationProbe:
         self._note(
             "flat",
             f"{self.point} of {_any_of(name)} has no batch dimension and is seen as one sequence "
-            "per forward, as are others like it: per-sequence figures depend on the batch.",
+            "per forward, as are others like it: per-sequence figures depend on the batch, and "
+            "positions, tokens and token classes are those of its rows, not of the text.",
         )
         return x[None]
 

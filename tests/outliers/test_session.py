@@ -148,3 +148,18 @@ def test_a_decoders_tokens_are_those_that_it_read(tokenizer: Any) -> None:
             assert entry.token == read[entry.position]
             seen.add(side)
     assert seen == {"encoder", "decoder"}
+
+
+def test_a_sequence_without_a_finite_value_is_in_no_mean(make_family: Any) -> None:
+    model = make_family("llama")
+    ids = rows((9, 9))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = float("nan")
+    ids[0][:] = 5
+    ids[1][ids[1] == 5] = 6
+    with torch.inference_mode(), quantkit.record(model) as recording:
+        model(torch.stack(ids))
+    summary = recording.stats().summary
+    for point in (summary.attention_logit, summary.hidden_state):
+        assert point.nan_count > 0
+        assert point.inf_norm_mean == pytest.approx(point.abs_max)
