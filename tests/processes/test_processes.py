@@ -261,10 +261,10 @@ def test_a_process_that_is_killed_ends_the_one_that_waits_for_it() -> None:
 
 
 def test_an_interrupt_ends_all(folder: Path) -> None:
-    started = start(2, *stats_of(folder, "interrupted", "--samples", "10000"))
+    started = start(2, *stats_of(folder, "interrupted", "--samples", "10000", "--batch-size", "1"))
     assert started[0].stderr is not None
     assert started[0].stderr.readline().startswith("statistics of tiny")
-    time.sleep(1)
+    time.sleep(0.2)
     for process in started:
         process.send_signal(signal.SIGINT)
     first, second = finish(started)
