@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Self
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from quantkit.numerics.observers import Bundle, merged
 from quantkit.numerics.outliers import FEATURE_ABOVE
-from quantkit.numerics.scan import RowScan, token_summary
+from quantkit.numerics.scan import RowScan
+from quantkit.numerics.tokens import token_summary
 from quantkit.outliers.per_sequence import InfNorm, SequenceMeans
 from quantkit.outliers.places import POSITION_STEP, first_real, pack
 from quantkit.outliers.rules import RuleRecord, apply_rules
@@ -50,9 +52,9 @@ class ActivationRecord:
             excluded=self.excluded + other.excluded,
         )
 
-    @property
+    @cached_property
     def pooled(self) -> Bundle:
-        """The bundle over both classes."""
+        """The bundle over both classes; merged once, since every figure of a layer asks for it."""
         return merged(list(self.classes.values()))
 
     @property

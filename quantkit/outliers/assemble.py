@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from quantkit.numerics.observers import Bundle, merged
-from quantkit.numerics.outliers import outlier_features
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.attention import EFFECTIVE, LOGIT, MODIFIED, UNMASKED, AttentionStatistics
+from quantkit.outliers.features import have_one_width, outlier_features_of, outlier_tokens_of
 from quantkit.outliers.figures import figures, span_shares
 from quantkit.outliers.maps import MapRecord
 from quantkit.outliers.places import unpack
@@ -23,13 +21,10 @@ from quantkit.results import (
     GroupStats,
     MassiveActivations,
     ModelInfo,
-    OutlierFeatures,
-    OutlierTokens,
     PointSummary,
     ProbeHits,
     Stats,
     StatsSummary,
-    TokenOutlier,
     TopEntry,
 )
 from quantkit.results.environment import environment
@@ -91,8 +86,8 @@ class Assembly:
             ),
             sink_rate=attention.sink_rate,
             massive_activations=self._massive(states),
-            outlier_features=_features(states),
-            outlier_tokens=self._outlier_tokens(states),
+            outlier_features=outlier_features_of(states),
+            outlier_tokens=outlier_tokens_of(states, self._token_of),
             attention_entropy=_mean_entropy(attention),
             attention_logit_unmasked=(
                 self._point(
@@ -154,7 +149,7 @@ class Assembly:
     ) -> Stats:
         """Returns the whole of `stats.json`."""
         warnings = [*self.statistics.nonfinite(), *self.statistics.notes]
-        if not _have_one_width(self.statistics.activations[HIDDEN]):
+        if not have_one_width(self.statistics.activations[HIDDEN]):
             warnings.append("outlier features are not counted: the layers have several widths.")
         return Stats(
             model=model,
@@ -241,7 +236,7 @@ class Assembly:
     ) -> Iterator[GroupStats]:
         """Yields the groups of one layer and map: each head, then all of them."""
         entropy = record.entropy
-        for token_class, bundle in _with_all(record.classes).items():
+        for token_class, bundle in _with_all(record.classes, record.pooled).items():
             is_all = token_class == "all"
             spans = span_shares(bundle)
             for head, shared in enumerate(figures(bundle, self.quantiles)):
@@ -275,7 +270,7 @@ class Assembly:
         name: str | None = None,
     ) -> Iterator[GroupStats]:
         """Yields one group a token class, over all heads."""
-        for token_class, bundle in _with_all(classes).items():
+        for token_class, bundle in _with_all(classes, merged(list(classes.values()))).items():
             pooled = bundle.pool()
             (shared,) = figures(pooled, self.quantiles)
             yield GroupStats(
@@ -290,7 +285,7 @@ class Assembly:
 
     def _activation_groups(self, statistics: ActivationStatistics) -> Iterator[GroupStats]:
         for layer, record in sorted(statistics.records.items()):
-            for token_class, bundle in _with_all(record.classes).items():
+            for token_class, bundle in _with_all(record.classes, record.pooled).items():
                 (shared,) = figures(bundle, self.quantiles)
                 fields: dict[str, Any] = {}
                 if token_class == "all":
@@ -331,26 +326,9 @@ class Assembly:
             ],
         )
 
-    def _outlier_tokens(self, states: ActivationStatistics) -> OutlierTokens:
-        rules = [
-            record.rules for _, record in sorted(states.records.items()) if record.rules is not None
-        ]
-        top = sorted((entry for rule in rules for entry in rule.outlying_top), reverse=True)
-        return OutlierTokens(
-            count=sum(rule.outlying for rule in rules),
-            count_pooled=sum(rule.outlying_pooled() for rule in rules),
-            by_layer=[rule.outlying for rule in rules],
-            entries=[
-                TokenOutlier(
-                    layer=layer,
-                    sequence=sequence,
-                    position=position,
-                    ratio=ratio,
-                    token=self.token(self._side(states.names[layer]), sequence, position),
-                )
-                for ratio, layer, sequence, position in top[:20]
-            ],
-        )
+    def _token_of(self, name: str, sequence: int, position: int) -> str | None:
+        """Returns the text of a token of the sequence that a module reads."""
+        return self.token(self._side(name), sequence, position)
 
     def _entries(
         self, bundle: Bundle, group: int, layer: int, name: str, *, count: int, is_key: bool
@@ -389,13 +367,9 @@ class Assembly:
         )
 
 
-def _with_all(classes: dict[str, Bundle]) -> dict[str, Bundle]:
+def _with_all(classes: dict[str, Bundle], pooled: Bundle) -> dict[str, Bundle]:
     """Returns "all" (pooled over the classes) and the two classes that are reported."""
-    return {
-        "all": merged(list(classes.values())),
-        "first": classes["first"],
-        "others": classes["others"],
-    }
+    return {"all": pooled, "first": classes["first"], "others": classes["others"]}
 
 
 def _class_bundles(records: Sequence[MapRecord]) -> dict[str, Bundle]:
@@ -413,22 +387,3 @@ def _mean_entropy(attention: AttentionStatistics) -> float:
     rows = sum(int(record.entropy_rows.sum()) for record in records)
     total = sum(float(record.entropy_sum.sum()) for record in records)
     return total / rows if rows else float("nan")
-
-
-def _features(states: ActivationStatistics) -> OutlierFeatures:
-    rules = [record.rules for _, record in sorted(states.records.items()) if record.rules]
-    if not _have_one_width(states):
-        return OutlierFeatures(channels=[], count=0)
-    counts = torch.stack([rule.reached for rule in rules])
-    shares = outlier_features(counts, [rule.tokens for rule in rules])
-    channels = [int(channel) for channel in shares.is_outlier.nonzero()[:, 0]]
-    return OutlierFeatures(
-        channels=channels,
-        count=len(channels),
-        layer_share=[float(shares.layer_frac[channel]) for channel in channels],
-        position_share=[float(shares.position_frac[channel]) for channel in channels],
-    )
-
-
-def _have_one_width(states: ActivationStatistics) -> bool:
-    return len({len(record.channel_top) for record in states.records.values()}) == 1

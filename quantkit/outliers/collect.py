@@ -91,17 +91,17 @@ def collect(
     found: list[Stats] = []
 
     def assemble() -> None:
-        attachment = statistics.attachment()
+        attachment, info = statistics.attachment(), loaded.info()
         require_seen(attachment, allowed)
         assembly = Assembly(
             statistics=statistics,
             token=token_text(loaded, data),
             quantiles=quantiles,
             count_masked=count_masked,
-            two_sides=loaded.info().is_encoder_decoder,
+            two_sides=info.is_encoder_decoder,
         )
         stats = assembly.stats(
-            loaded.info(),
+            info,
             data.info(batch_size),
             rows=rows,
             seed=seed,

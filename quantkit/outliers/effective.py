@@ -9,7 +9,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from quantkit.numerics.scan import RowScan
 from quantkit.outliers.maps import Adder, Feed, MapRecord, RowSampling, scan_map
 from quantkit.outliers.sinks import mixed
 from quantkit.probes import AttentionLogits, LogitBlock
@@ -109,7 +108,7 @@ def _effective_of(calls: Sequence[AttentionLogits], sums: _Sums) -> Feed:
     """Returns the feed of the effective map, tile by tile."""
     spans = calls[0].spans()
 
-    def feed(index: int, _scan: RowScan, adder: Adder) -> None:
+    def feed(index: int, adder: Adder) -> None:
         alone = [call.of_sequence(index) for call in calls]
         for tiles in zip(*(call.tiles() for call in alone), strict=True):
             weights = mixed(alone, tiles)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
 import torch
@@ -79,9 +80,9 @@ class MapRecord:
         """Magnitudes below which nothing new can enter a top-k, float32 `[classes * heads]`."""
         return torch.cat([self.classes[name].floor for name in CLASSES])
 
-    @property
+    @cached_property
     def pooled(self) -> Bundle:
-        """The bundle over all classes."""
+        """The bundle over all classes; merged once, since every figure of a layer asks for it."""
         return merged(list(self.classes.values()))
 
     @property
@@ -90,7 +91,7 @@ class MapRecord:
         return self.entropy_sum / self.entropy_rows
 
 
-Feed = Callable[[int, RowScan, "Adder"], None]
+Feed = Callable[[int, "Adder"], None]
 """Given a sequence of the batch, hands every block of it to the adder."""
 
 
@@ -131,7 +132,7 @@ def scan_map(
             first=int(first[index]),
             full=_sampled(call, attended, index, sampling, sequence),
         )
-        feed(index, scan, adder)
+        feed(index, adder)
         adder.add_first_key(row if int(attended.counts[index, row]) == 1 else -1)
         cut = scan.cut()
         moments = cut.moments.select(0, heads)
@@ -216,15 +217,15 @@ class Adder:
 def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
     """Returns the feed of a map's logits; threads compute and scan blocks side by side."""
 
-    def feed(index: int, scan: RowScan, adder: Adder) -> None:
+    def feed(index: int, adder: Adder) -> None:
         def work(worker: int) -> None:
-            share = (worker, scan.workers)
+            share = (worker, adder.scan.workers)
             for block in call.blocks(modified=modified, sequence=index, share=share):
                 adder.add(block, worker)
 
         call.spans()  # found once, before the threads ask for them
         with torch.inference_mode():
-            scan.side_by_side(work)
+            adder.scan.side_by_side(work)
 
     return feed
 

@@ -18,7 +18,7 @@ from quantkit.numerics.outliers import (
     TOKEN_RATIO_ABOVE,
     massive_mask,
 )
-from quantkit.numerics.scan import TokenSummary, abs_median
+from quantkit.numerics.tokens import TokenSummary, abs_median
 from quantkit.outliers.places import pack
 
 _KEPT: Final = 20

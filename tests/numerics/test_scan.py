@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from quantkit.numerics import kernels, scan
 from quantkit.numerics.observers import Bundle, Histogram, MinMax, Moments, TopK, merged
-from quantkit.numerics.scan import RowScan, ScanResult, abs_median, token_summary
+from quantkit.numerics.scan import RowScan, ScanResult
+from quantkit.numerics.tokens import abs_median, token_summary
 
 INF, NAN = float("inf"), float("nan")
 TINY = float(np.finfo(np.float32).smallest_subnormal)

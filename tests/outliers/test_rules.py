@@ -8,6 +8,7 @@ import torch
 
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.assemble import Assembly
+from quantkit.outliers.features import outlier_tokens_of
 from quantkit.outliers.maps import RowSampling
 from quantkit.outliers.statistics import ModelStatistics
 from quantkit.probes import Activation
@@ -32,7 +33,8 @@ def found(
     assembly = Assembly(statistics=recording, token=lambda _side, _s, _p: None)
     states = recording.activations["hidden_state"]
     groups = list(assembly._activation_groups(states))
-    return assembly._massive(states), assembly._outlier_tokens(states), groups, recording
+    tokens = outlier_tokens_of(states, lambda _name, _s, _p: None)
+    return assembly._massive(states), tokens, groups, recording
 
 
 def states() -> torch.Tensor:
