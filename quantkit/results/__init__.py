@@ -4,11 +4,18 @@
 |---|---|---|
 | `stats.json` | `Stats` | `quantkit stats` |
 | `ranges.json` | `Ranges` | `quantkit calibrate` |
+| `calibration.json` | `Calibration` | `quantkit calibrate` |
 | `sweep.json` | `Sweep` | `quantkit sweep` |
 | `export.json` | `Export` | `quantkit export` |
 | `curves.jsonl` | `Curves` | `quantkit.monitoring` |
 """
 
+from quantkit.results.calibration import (
+    Calibration,
+    DrawnHistogram,
+    MethodRange,
+    TensorDiagnosis,
+)
 from quantkit.results.curves import (
     Curves,
     CurvesHeader,
@@ -22,7 +29,7 @@ from quantkit.results.curves import (
 from quantkit.results.export import Accuracy, Export, FileInfo, Parity, QuantizerInfo
 from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.io import dumps, read_json, read_plain, schema_of, to_plain, write_json
-from quantkit.results.ranges import Range, Ranges
+from quantkit.results.ranges import Interval, Range, Ranges, Smoothing, StabilityPoint
 from quantkit.results.stats import (
     TOP_RANKS,
     DifferentialLayer,
@@ -43,6 +50,7 @@ from quantkit.results.sweep import Cell, Delta, Sweep
 __all__ = [
     "TOP_RANKS",
     "Accuracy",
+    "Calibration",
     "Cell",
     "CurveStep",
     "Curves",
@@ -50,12 +58,15 @@ __all__ = [
     "DataInfo",
     "Delta",
     "DifferentialLayer",
+    "DrawnHistogram",
     "Export",
     "FileInfo",
     "GroupStats",
     "HiddenCurve",
+    "Interval",
     "LogitCurve",
     "MassiveActivations",
+    "MethodRange",
     "ModelInfo",
     "OutlierFeatures",
     "OutlierTokens",
@@ -65,9 +76,12 @@ __all__ = [
     "QuantizerInfo",
     "Range",
     "Ranges",
+    "Smoothing",
+    "StabilityPoint",
     "Stats",
     "StatsSummary",
     "Sweep",
+    "TensorDiagnosis",
     "TokenClass",
     "TokenOutlier",
     "TopEntry",

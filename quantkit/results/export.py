@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-EXPORT_SCHEMA: Final = "quantkit.export/2"
+EXPORT_SCHEMA: Final = "quantkit.export/3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,5 +87,5 @@ class Export:
     quantizers: list[QuantizerInfo] = field(default_factory=list)
     passed: bool
 
-    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1",)
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1", "quantkit.export/2")
     """Schemas that are read too; what they lack has its default."""

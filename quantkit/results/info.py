@@ -56,6 +56,11 @@ class DataInfo:
         python: Version of Python, since `pydoc` differs between them.
         modality: What the samples are: `text`, `image`, `audio` or `other`.
         preprocessing: What was done to each sample before the model saw it; empty for text.
+        named_set: Name of the calibration set; `set_sha256`: hash of its content, as its manifest
+            says. Both empty where the source is no named set.
+        licence: Of the data, as the manifest says; empty where it is not known.
+        shared_blocks: Blocks that it shares with the slice that it should be disjoint from, where
+            --allow-overlap let them pass.
     """
 
     source: str
@@ -70,3 +75,7 @@ class DataInfo:
     python: str
     modality: str = "text"
     preprocessing: str = ""
+    named_set: str = ""
+    set_sha256: str = ""
+    licence: str = ""
+    shared_blocks: int = 0

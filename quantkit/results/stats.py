@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Literal
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-STATS_SCHEMA: Final = "quantkit.stats/2"
+STATS_SCHEMA: Final = "quantkit.stats/3"
 TOP_RANKS: Final = (1, 2, 3, 10, 100)
 """The ranks of the Differential Transformer paper's Table 5; `abs_top` has them as strings."""
 
@@ -253,5 +253,5 @@ class Stats:
     waived: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.stats/1",)
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.stats/1", "quantkit.stats/2")
     """Schemas that are read too; what they lack has its default."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-SWEEP_SCHEMA: Final = "quantkit.sweep/2"
+SWEEP_SCHEMA: Final = "quantkit.sweep/3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,5 +71,5 @@ class Sweep:
     deltas: list[Delta] = field(default_factory=list)
     headline: str = ""
 
-    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.sweep/1",)
+    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.sweep/1", "quantkit.sweep/2")
     """Schemas that are read too; what they lack has its default."""

@@ -31,6 +31,7 @@ from quantkit.results import (
 
 V1 = Path(__file__).parent / "fixtures" / "v1"
 V2 = Path(__file__).parent / "fixtures" / "v2"
+V3 = Path(__file__).parent / "fixtures" / "v3"
 FILES = [
     pytest.param("base/stats.json", Stats, id="stats"),
     pytest.param("diff/stats.json", Stats, id="stats of a differential model"),
@@ -41,12 +42,12 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
-def test_version_2_reads_and_writes_byte_for_byte(
+def test_version_3_reads_and_writes_byte_for_byte(
     name: str, cls: type[object], tmp_path: Path
 ) -> None:
-    value = read_json(V2 / name, cls)
+    value = read_json(V3 / name, cls)
     write_json(tmp_path / "again.json", value)
-    assert (tmp_path / "again.json").read_bytes() == (V2 / name).read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (V3 / name).read_bytes()
 
 
 def check_older(plain: object, value: object, where: str = "") -> None:
@@ -75,18 +76,22 @@ def check_older(plain: object, value: object, where: str = "") -> None:
         assert to_plain(value) == plain, where
 
 
+@pytest.mark.parametrize("folder", [V1, V2], ids=["1", "2"])
 @pytest.mark.parametrize(("name", "cls"), FILES)
-def test_version_1_is_read_and_what_it_lacks_has_its_default(name: str, cls: type[object]) -> None:
-    plain = json.loads((V1 / name).read_text())
-    value = read_json(V1 / name, cls)
+def test_older_versions_are_read_and_what_they_lack_has_its_default(
+    name: str, cls: type[object], folder: Path
+) -> None:
+    plain = json.loads((folder / name).read_text())
+    value = read_json(folder / name, cls)
     kind, _, version = plain.pop("schema").partition("/")
-    assert version == "1" and value.schema == f"{kind}/2"  # written again, it is a version 2 file
+    assert version == folder.name[1:]
+    assert value.schema == f"{kind}/3"  # type: ignore[attr-defined]  # as it is written again
     check_older(plain, value)
 
 
 def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
     stats = read_json(V1 / "diff/stats.json", Stats)
-    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/2", None, 1)
+    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/3", None, 1)
     assert stats.differential == stats.hits == stats.warnings == []
     assert stats.summary.outlier_tokens.count == 0
     assert stats.summary.attention_entropy is None
@@ -105,8 +110,8 @@ def test_what_version_1_requires_is_still_required(tmp_path: Path) -> None:
         read_json(path, Stats)
 
 
-def test_version_2_must_say_what_version_1_may_leave_out(tmp_path: Path) -> None:
-    plain = json.loads((V2 / "base/stats.json").read_text())
+def test_version_3_must_say_what_older_ones_may_leave_out(tmp_path: Path) -> None:
+    plain = json.loads((V3 / "base/stats.json").read_text())
     del plain["summary"]["outlier_tokens"]
     path = tmp_path / "stats.json"
     path.write_text(json.dumps(plain))
@@ -114,10 +119,10 @@ def test_version_2_must_say_what_version_1_may_leave_out(tmp_path: Path) -> None
         read_json(path, Stats)
 
 
-def test_values_of_the_version_2_fixtures() -> None:
-    base, diff = (read_json(V2 / name / "stats.json", Stats) for name in ("base", "diff"))
+def test_values_of_the_fixtures() -> None:
+    base, diff = (read_json(V3 / name / "stats.json", Stats) for name in ("base", "diff"))
     for stats in (base, diff):
-        assert (stats.schema, stats.sampled_rows, stats.seed) == ("quantkit.stats/2", 6, 1)
+        assert (stats.schema, stats.sampled_rows, stats.seed) == ("quantkit.stats/3", 6, 1)
         state = next(g for g in stats.points["hidden_state"] if g.layer == 0)
         assert len(state.channel_absmax) == 8
         assert state.channel_ratio is not None and state.channel_ratio > 1000
@@ -137,7 +142,7 @@ def test_values_of_the_version_2_fixtures() -> None:
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
 def test_schema_is_the_first_field(name: str, cls: type) -> None:
-    for folder in (V1, V2):
+    for folder in (V1, V2, V3):
         assert next(iter(json.loads((folder / name).read_text()))) == "schema"
     assert dataclasses.fields(cls)[0].name == "schema"
 
@@ -158,7 +163,7 @@ def test_values_of_the_fixture() -> None:
 
 
 def changed(tmp_path: Path, name: str, **changes: object) -> Path:
-    plain = json.loads((V2 / name).read_text())
+    plain = json.loads((V3 / name).read_text())
     for field, value in changes.items():
         if value is KeyError:
             del plain[field]
@@ -172,8 +177,8 @@ def changed(tmp_path: Path, name: str, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param({"schema": "quantkit.export/3"}, ["'3'", "'2'"], id="newer version"),
-        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/2"], id="kind"),
+        pytest.param({"schema": "quantkit.export/4"}, ["'4'", "'3'"], id="newer version"),
+        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/3"], id="kind"),
         pytest.param({"schema": 7}, ["'7'"], id="schema is a number"),
         pytest.param({"schema": KeyError}, ["no field `schema`"], id="no schema"),
         pytest.param({"opset": KeyError}, ["missing field `opset`"], id="missing"),
@@ -226,7 +231,7 @@ def test_nan_is_null_and_infinity_is_a_string(tmp_path: Path) -> None:
     )
     assert to_plain(span)["lo"] == "-inf"
     assert to_plain(span)["hi"] == [None, "inf"]
-    ranges = read_json(V2 / "base/ranges.json", Ranges)
+    ranges = read_json(V3 / "base/ranges.json", Ranges)
     write_json(tmp_path / "r.json", dataclasses.replace(ranges, tensors={"x": span}))
     again = read_json(tmp_path / "r.json", Ranges).tensors["x"]
     assert again.lo == -math.inf
