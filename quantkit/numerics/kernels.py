@@ -204,8 +204,8 @@ def scan_rows(
         skip: A column that counts in the entropy alone; negative: none.
         tag: of x[:, 0, 0]; + `row_step` a row, + `column_step` a column.
         floor: int32 [groups]: bits of a magnitude below which nothing enters the top-k.
-        keys: int32 [groups, parts, 4]: largest key, smallest key, largest magnitude, and of full
-            rows the smallest that is not zero.
+        keys: int32 [groups, parts, 3]: largest key, smallest key, and of full rows the smallest
+            magnitude that is not zero.
         counts: int64 [groups, parts, 5]: elements, NaN, inf, 0.0 and -0.0 (of full rows).
         sizes, tags, values: [groups, parts, k] int32, int64, float32: the top-k, a heap.
         moments: float64 [groups, parts, 5]; histogram: int64 [groups, parts, 65536].
@@ -277,7 +277,7 @@ def scan_rows(
                     continue
                 high, low, top, small = _extremes(finite[:kept].view(np.int32), unused)
             out = keys[group, part]
-            out[0], out[1], out[2] = max(out[0], high), min(out[1], low), max(out[2], top)
+            out[0], out[1] = max(out[0], high), min(out[1], low)
             least = max(floor[group], sizes[group, part, 0])
             if top >= least:
                 start = tag + r * row_step
@@ -300,7 +300,7 @@ def scan_rows(
             if not full[r]:
                 continue
             if small < INF_BITS:  # of an element that is not zero
-                out[3] = min(out[3], small + np.int32(1))
+                out[2] = min(out[2], small + np.int32(1))
             seen = elements if is_finite else finite[:kept]
             mean, m2, m3, m4 = _moments(seen)
             _merge_moments(moments[group, part], float(seen.shape[0]), mean, m2, m3, m4)

@@ -66,11 +66,18 @@ class Cut:
     """A part of a scan, e.g. one sequence.
 
     Attributes:
-        moments: Of its full rows; `abs_max`: float32 `[groups]`, 0 without any element.
+        moments: Of its full rows.
+        lo, hi: float32 `[groups]`: extremes of all finite elements; inf and -inf without any.
     """
 
     moments: Moments
-    abs_max: Tensor
+    lo: Tensor
+    hi: Tensor
+
+    @property
+    def abs_max(self) -> Tensor:
+        """The largest finite magnitude, float32 `[groups]`; 0 without any."""
+        return torch.maximum(-self.lo, self.hi).clamp_min(0.0)
 
 
 class RowScan:
@@ -100,7 +107,8 @@ class RowScan:
         self._slow_lock = Lock()
         self._slow: Bundle | None = None
         self._slow_moments = Moments.empty(groups)
-        self._slow_cut: tuple[Moments | None, Tensor] = (None, torch.zeros(groups))
+        self._slow_cut: tuple[Moments | None, Tensor, Tensor] = (None, *_nothing(groups))
+        self._lo, self._hi = _nothing(groups)  # up to the last cut
         self._slow_entropy = torch.zeros(groups, 2, dtype=torch.float64)
         self._floor = torch.zeros(groups) if floor is None else floor.clamp_min(0.0).float()
         if self._kernels is not None:
@@ -110,8 +118,8 @@ class RowScan:
         room = max(1, _DENSE_BYTES // (self.groups * _CELLS * 8))
         self.workers = min(torch.get_num_threads(), room)
         shape = (self.groups, self.workers)
-        start = torch.tensor([-(2**31), 2**31 - 1, 0, 2**31 - 1], dtype=torch.int32)
-        self._keys = start.expand(*shape, 4).clone()
+        start = torch.tensor([-(2**31), 2**31 - 1, 2**31 - 1], dtype=torch.int32)
+        self._keys = start.expand(*shape, 3).clone()
         self._counts = torch.zeros(*shape, 5, dtype=torch.int64)
         self._sizes = torch.full((*shape, self.k), _NO_ROOM, dtype=torch.int32)
         self._tags = torch.full((*shape, self.k), torch.iinfo(torch.int64).max)
@@ -237,17 +245,23 @@ class RowScan:
 
     def cut(self) -> Cut:
         """Returns moments and largest magnitudes since the last cut; goes on with the rest."""
-        moments, largest = self._slow_cut
+        moments, lo, hi = self._slow_cut
         if moments is not None:
             self._slow_moments = self._slow_moments.merge(moments)
-            self._slow_cut = (None, torch.zeros(self.groups))
+            self._slow_cut = (None, *_nothing(self.groups))
         if self._kernels is not None:
             together = self._kernels.cut_moments(self._moments.numpy(), self._total.numpy())
             compiled_part = _named_moments(torch.from_numpy(together))
             moments = compiled_part if moments is None else moments.merge(compiled_part)
-            largest = torch.maximum(largest, self._keys[..., 2].amax(1).view(torch.float32))
-            self._keys[..., 2] = 0
-        return Cut(moments=moments or Moments.empty(self.groups), abs_max=largest)
+            high, low = self._keys[..., 0].amax(1), self._keys[..., 1].amin(1)
+            seen = high >= low  # the keys of a group without elements are the other way round
+            its_lo, its_hi = _nothing(self.groups)
+            its_lo = torch.where(seen, _number(low), its_lo)
+            its_hi = torch.where(seen, _number(high), its_hi)
+            self._lo, self._hi = torch.minimum(self._lo, its_lo), torch.maximum(self._hi, its_hi)
+            lo, hi = torch.minimum(lo, its_lo), torch.maximum(hi, its_hi)
+            self._keys[..., 0], self._keys[..., 1] = -(2**31), 2**31 - 1
+        return Cut(moments=moments or Moments.empty(self.groups), lo=lo, hi=hi)
 
     def finish(self) -> ScanResult:
         """Returns what was seen."""
@@ -267,11 +281,8 @@ class RowScan:
 
     def _bundle(self) -> Bundle:
         """Returns the bundle of the compiled passes, all parts together."""
-        counts = self._counts.sum(1)
-        seen = counts[:, 0] > counts[:, 1] + counts[:, 2]
-        high, low = _number(self._keys[..., 0].amax(1)), _number(self._keys[..., 1].amin(1))
-        nothing = torch.full_like(low, torch.inf)
-        low, high = torch.where(seen, low, nothing), torch.where(seen, high, -nothing)
+        counts, low, high = self._counts.sum(1), self._lo, self._hi
+        seen = low <= high
         missing = self._sizes == _NO_ROOM
         top = {
             "values": self._values.abs().masked_fill(missing, MISSING),
@@ -280,7 +291,7 @@ class RowScan:
         }
         # only the octaves in use are read: the other bins have never been touched
         cells = self._histogram.view(self.groups, self.workers, 2, 256, 1 << _MANTISSA_BITS)
-        first = min(int(self._keys[..., 3].min()) >> _MANTISSA, _TOP_OCTAVE)
+        first = min(int(self._keys[..., 2].min()) >> _MANTISSA, _TOP_OCTAVE)
         largest = torch.maximum(-low, high)[seen]
         last = int(largest.max().view(torch.int32)) >> _MANTISSA if len(largest) else 0
         return Bundle(
@@ -336,11 +347,10 @@ class RowScan:
         update = Bundle.empty(self.groups, k=self.k).to(x.device)
         update = update.update(values, tags.reshape(1, -1), valid=every, sampled=chosen).to("cpu")
         self._slow = update if self._slow is None else self._slow.merge(update)
-        moments, largest = self._slow_cut
-        low, high = update.minmax.finish()
-        size = torch.maximum(-low, high).nan_to_num(nan=0.0)
+        moments, low, high = self._slow_cut
+        its = update.minmax
         moments = update.moments if moments is None else moments.merge(update.moments)
-        self._slow_cut = (moments, torch.maximum(largest, size))
+        self._slow_cut = (moments, torch.minimum(low, its.min), torch.maximum(high, its.max))
 
     def _add_entropy(self, first: int, x: Tensor, seen: Tensor, full: Tensor) -> None:
         usable = full & seen.any(2) & (x.isfinite() | ~seen).all(2)  # [g, rows]
@@ -349,6 +359,11 @@ class RowScan:
         entropy = torch.where(usable, entropy, torch.zeros_like(entropy)).sum(1)
         both = torch.stack([usable.sum(1).double(), entropy], 1).cpu()
         self._slow_entropy[first : first + len(x)] += both
+
+
+def _nothing(groups: int) -> tuple[Tensor, Tensor]:
+    """Returns the extremes (lo, hi) of no elements, which any element beats."""
+    return torch.full((groups,), torch.inf), torch.full((groups,), -torch.inf)
 
 
 def _number(key: Tensor) -> Tensor:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from quantkit.numerics.observers import Bundle, merged
 from quantkit.numerics.outliers import FEATURE_ABOVE
-from quantkit.numerics.scan import RowScan
+from quantkit.numerics.scan import Cut
 from quantkit.numerics.tokens import token_summary
 from quantkit.outliers.per_sequence import InfNorm, SequenceMeans
-from quantkit.outliers.places import POSITION_STEP, first_real, pack
 from quantkit.outliers.rules import RuleRecord, apply_rules
 from quantkit.probes import Activation
-
-CLASSES: Final = ("first", "others")
+from quantkit.probes.token_scan import TOKEN_CLASSES as CLASSES
+from quantkit.probes.token_scan import scan_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,46 +91,31 @@ class ActivationStatistics:
         self._call(visit.layer, visit.name)
 
     def _record(self, visit: Activation, before: ActivationRecord | None) -> ActivationRecord:
-        x, real = visit.tensor.detach().float(), visit.real.cpu()
-        batch, length, channels = x.shape
-        first = first_real(real)
-        position = torch.arange(length)
+        channels = visit.tensor.shape[2]
         floor = None if before is None else torch.cat([before.classes[n].floor for n in CLASSES])
-        scan = RowScan(len(CLASSES), floor=floor)
         means, sequence_max = SequenceMeans.empty(1), dict[int, float]()
         channel_top = torch.zeros(channels)
         rules = RuleRecord.empty(channels) if self.with_rules else None
-        hi = torch.full((length,), channels)
-        for index in range(batch):
-            sequence = self.first_sequence + index
-            if not bool(real[index].any()):
-                continue
-            is_first = position == first[index]
-            for group, chosen in enumerate((real[index] & is_first, real[index] & ~is_first)):
-                scan.add(
-                    x[index][None],
-                    torch.zeros_like(hi),
-                    torch.where(chosen, hi, 0),
-                    tag=pack(sequence, 0, 0),
-                    row_step=POSITION_STEP,
-                    first_group=group,
-                )
-            cut = scan.cut()
+        real = visit.real.cpu()
+
+        def on_cut(index: int, cut: Cut) -> None:
+            nonlocal means, channel_top, rules
+            sequence, x = self.first_sequence + index, visit.tensor[index].detach().float()
             moments, largest = cut.moments.pool(), cut.abs_max.amax().reshape(1)
             has_any = (largest > 0) | (moments.count > 0)  # else all is NaN or inf
             means = means.add(largest, moments, has_any)
             if bool(has_any):
                 sequence_max[sequence] = float(largest)
-            summary = token_summary(x[index], real[index], above=FEATURE_ABOVE)
+            summary = token_summary(x, real[index], above=FEATURE_ABOVE)
             channel_top = torch.maximum(channel_top, summary.channel_top)
             if rules is not None:
                 rules = rules.merge(
-                    apply_rules(
-                        x[index], real[index], summary, layer=visit.layer, sequence=sequence
-                    )
+                    apply_rules(x, real[index], summary, layer=visit.layer, sequence=sequence)
                 )
+
+        result = scan_tokens(visit, on_cut, first_sequence=self.first_sequence, floor=floor)
         self.inf_norm.see(sequence_max)
-        seen = scan.finish().bundle
+        seen = result.bundle
         return ActivationRecord(
             classes={name: seen.select(group, group + 1) for group, name in enumerate(CLASSES)},
             means=means,

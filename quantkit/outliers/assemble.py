@@ -12,9 +12,9 @@ from quantkit.outliers.attention import EFFECTIVE, LOGIT, MODIFIED, UNMASKED, At
 from quantkit.outliers.features import have_one_width, outlier_features_of, outlier_tokens_of
 from quantkit.outliers.figures import figures, span_shares
 from quantkit.outliers.maps import MapRecord
-from quantkit.outliers.places import unpack
 from quantkit.outliers.rules import massive_pooled
 from quantkit.outliers.statistics import HIDDEN, ModelStatistics
+from quantkit.probes.places import unpack
 from quantkit.results import (
     DataInfo,
     DifferentialLayer,

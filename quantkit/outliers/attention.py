@@ -9,10 +9,12 @@ import torch
 
 from quantkit.errors import ProbeError
 from quantkit.outliers.effective import EffectiveRecord, scan_effective
-from quantkit.outliers.maps import CLASSES, MapRecord, RowSampling, logits_of, scan_map
+from quantkit.outliers.maps import MapRecord, RowSampling, record_map
 from quantkit.outliers.per_sequence import InfNorm
 from quantkit.outliers.sinks import SinkRecord
 from quantkit.probes import AttentionLogits
+from quantkit.probes.token_scan import MAP_CLASSES as CLASSES
+from quantkit.probes.token_scan import logits_of
 
 LOGIT, MODIFIED, EFFECTIVE = "attention_logit", "logits_modified", "effective_map"
 UNMASKED = "all of QK^T"
@@ -78,7 +80,7 @@ class AttentionStatistics:
     def _scan(self, call: AttentionLogits, point: str, *, entropy: bool) -> None:
         slot = (point, call.layer, call.map)
         before = self.maps.get(slot)
-        record, largest = scan_map(
+        record, largest = record_map(
             call,
             logits_of(call, modified=point == MODIFIED),
             first_sequence=self.first_sequence,
@@ -88,7 +90,7 @@ class AttentionStatistics:
         )
         if entropy and call.all_entries:  # the softmax is not over what is masked
             attended = replace(call, all_entries=False)
-            alone, _ = scan_map(
+            alone, _ = record_map(
                 attended,
                 logits_of(attended, modified=point == MODIFIED),
                 first_sequence=self.first_sequence,

@@ -9,9 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from quantkit.outliers.maps import Adder, Feed, MapRecord, RowSampling, scan_map
+from quantkit.outliers.maps import MapRecord, RowSampling, record_map
 from quantkit.outliers.sinks import mixed
 from quantkit.probes import AttentionLogits, LogitBlock
+from quantkit.probes.token_scan import Adder, Feed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +64,7 @@ def scan_effective(
     """Returns the record of one forward pass; memory as much as a tile of each map."""
     calls = [replace(call, all_entries=False) for call in calls]
     sums = _Sums(calls[0].heads)
-    record, _ = scan_map(
+    record, _ = record_map(
         calls[0],
         _effective_of(calls, sums),
         first_sequence=first_sequence,

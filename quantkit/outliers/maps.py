@@ -6,22 +6,19 @@ map's row 0 belongs to neither and enters only the pooled figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from quantkit.numerics.observers import Bundle, merged
-from quantkit.numerics.scan import RowScan
+from quantkit.numerics.scan import Cut
 from quantkit.outliers.per_sequence import SequenceMeans
-from quantkit.outliers.places import POSITION_STEP, pack
-from quantkit.probes import AttentionLogits, LogitBlock, Spans
-
-ROW_0: Final = "row 0"
-CLASSES: Final = ("others", "first", ROW_0)
+from quantkit.probes import AttentionLogits, Spans
+from quantkit.probes.token_scan import MAP_CLASSES as CLASSES
+from quantkit.probes.token_scan import Feed, scan_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +88,7 @@ class MapRecord:
         return self.entropy_sum / self.entropy_rows
 
 
-Feed = Callable[[int, "Adder"], None]
-"""Given a sequence of the batch, hands every block of it to the adder."""
-
-
-def scan_map(
+def record_map(
     call: AttentionLogits,
     feed: Feed,
     *,
@@ -106,35 +99,15 @@ def scan_map(
 ) -> tuple[MapRecord, dict[int, float]]:
     """Returns the record of one map of one forward pass, and max |x| by sequence.
 
-    Memory: a block a thread, and the bins that are used (about 0.1 MB a head, class and thread).
-
     Args:
-        call: Which keys are attended to, and how many heads there are.
-        feed: The map.
-        first_sequence: Index of the batch's first sequence.
         floor: `MapRecord.floor` of what was seen before; None: nothing was.
+        Others: as `probes.token_scan.scan_map`.
     """
-    attended = call.attended_spans()
-    batch, queries = attended.lo.shape
-    first, start = _first_keys(attended)
-    heads = call.heads
-    scan = RowScan(len(CLASSES) * heads, floor=floor, entropy=entropy, aside_rows=queries)
+    heads, attended = call.heads, call.attended_spans()
     means, sequence_max = SequenceMeans.empty(heads), dict[int, float]()
-    for index in range(batch):
-        row = int(start[index])
-        if row < 0:
-            continue  # all padding
-        sequence = first_sequence + index
-        adder = Adder(
-            scan=scan,
-            heads=heads,
-            sequence=sequence,
-            first=int(first[index]),
-            full=_sampled(call, attended, index, sampling, sequence),
-        )
-        feed(index, adder)
-        adder.add_first_key(row if int(attended.counts[index, row]) == 1 else -1)
-        cut = scan.cut()
+
+    def on_cut(index: int, cut: Cut) -> None:
+        nonlocal means
         moments = cut.moments.select(0, heads)
         for group in range(1, len(CLASSES)):
             moments = moments.merge(cut.moments.select(group * heads, (group + 1) * heads))
@@ -142,8 +115,17 @@ def scan_map(
         seen = (largest > 0) | (moments.count > 0)  # else all is NaN or inf
         means = means.add(largest, moments, seen)
         if bool(seen.any()):
-            sequence_max[sequence] = float(largest.max())
-    result = scan.finish()
+            sequence_max[first_sequence + index] = float(largest.max())
+
+    result = scan_map(
+        call,
+        feed,
+        on_cut,
+        first_sequence=first_sequence,
+        sampled=lambda index, sequence: _sampled(call, attended, index, sampling, sequence),
+        floor=floor,
+        entropy=entropy,
+    )
     classes = {
         name: result.bundle.select(group * heads, (group + 1) * heads)
         for group, name in enumerate(CLASSES)
@@ -157,77 +139,6 @@ def scan_map(
         excluded=call.entries - elements,
     )
     return record, sequence_max
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Adder:
-    """Adds blocks of one sequence to a scan; the first key's column is set aside.
-
-    Attributes:
-        heads: Groups of the scan that are class `others`; as many follow for `first` and row 0.
-        sequence: Its index among all; `first`: its first attended key.
-        full: bool `[queries]`: rows that are sampled.
-    """
-
-    scan: RowScan
-    heads: int
-    sequence: int
-    first: int
-    full: Tensor
-
-    def add(self, block: LogitBlock, worker: int | None = None) -> None:
-        """Adds one block, for one worker or dealt out to all."""
-        self.scan.add(
-            block.logits,
-            block.lo,
-            block.hi,
-            tag=pack(self.sequence, block.row, block.column),
-            row_step=POSITION_STEP,
-            first_group=block.head,
-            valid=block.valid,
-            full=self.full[block.row : block.row + block.logits.shape[1]],
-            skip=self.first - block.column,
-            row=block.row,
-            worker=worker,
-        )
-
-    def add_first_key(self, alone: int) -> None:
-        """Adds the first key's column, once all blocks are in; row `alone` (-1: none) is row 0."""
-        values, has = self.scan.take_aside()
-        values, has = values[: self.heads], has[: self.heads]
-        is_row_0 = torch.arange(values.shape[1]) == alone
-        for group, which in ((1, ~is_row_0), (2, is_row_0)):
-            for sampled in (True, False):
-                chosen = has & which & (self.full == sampled)
-                if bool(chosen.any()):
-                    self.scan.add(
-                        values[:, None],
-                        torch.zeros(1, dtype=torch.int64),
-                        torch.tensor([values.shape[1]]),
-                        tag=pack(self.sequence, 0, self.first),
-                        row_step=0,
-                        column_step=POSITION_STEP,
-                        first_group=group * self.heads,
-                        valid=chosen[:, None],
-                        full=torch.tensor([sampled]),
-                        worker=0,
-                    )
-
-
-def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
-    """Returns the feed of a map's logits; threads compute and scan blocks side by side."""
-
-    def feed(index: int, adder: Adder) -> None:
-        def work(worker: int) -> None:
-            share = (worker, adder.scan.workers)
-            for block in call.blocks(modified=modified, sequence=index, share=share):
-                adder.add(block, worker)
-
-        call.spans()  # found once, before the threads ask for them
-        with torch.inference_mode():
-            adder.scan.side_by_side(work)
-
-    return feed
 
 
 def _sampled(
@@ -244,10 +155,3 @@ def _sampled(
     full = torch.zeros_like(seen)
     full[seen] = sampling.chosen(int(seen.sum()), sequence)
     return full
-
-
-def _first_keys(attended: Spans) -> tuple[Tensor, Tensor]:
-    """Returns each sequence's first attended key and first row that attends (-1: none does)."""
-    seen = attended.hi > attended.lo
-    first = torch.where(seen, attended.lo, torch.iinfo(torch.int64).max).amin(1)
-    return first, torch.where(seen.any(1), seen.to(torch.int8).argmax(1), -1)

@@ -19,7 +19,7 @@ from quantkit.numerics.outliers import (
     massive_mask,
 )
 from quantkit.numerics.tokens import TokenSummary, abs_median
-from quantkit.outliers.places import pack
+from quantkit.probes.places import pack
 
 _KEPT: Final = 20
 

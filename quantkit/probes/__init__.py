@@ -10,6 +10,7 @@ from quantkit.probes.attention import (
     LogitTransform,
     grouped_logits,
 )
+from quantkit.probes.attention_probe import AttentionValue
 from quantkit.probes.hits import Attachment, Hits
 from quantkit.probes.masks import Spans
 from quantkit.probes.record import record_qk
@@ -20,6 +21,7 @@ __all__ = [
     "Activation",
     "Attachment",
     "AttentionLogits",
+    "AttentionValue",
     "Hits",
     "LogitBlock",
     "LogitTile",

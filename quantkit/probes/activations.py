@@ -1,4 +1,4 @@
-"""The points that are one activation: outputs of layers and of attention, inputs of linears."""
+"""The points that are one activation: of layers, of attention, of linear layers, of MLPs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ActivationProbe:
         if self.point == "hidden_state":
             found = chosen(_known_layers(self.model, layers), layers, "module")
             self._each(found, self._after, stack)
-        elif self.point == "linear_input":
+        elif self.point in ("linear_input", "linear_output"):
             # nn.MultiheadAttention hands its out_proj's weight to a function, without calling it
             called = [
                 (n, m)
@@ -108,7 +108,8 @@ class ActivationProbe:
                 if not isinstance(m, NonDynamicallyQuantizableLinear)
             ]
             found = chosen(called, select, "linear layer")
-            self._each(found, self._before, stack)
+            hook = self._before if self.point == "linear_input" else self._after
+            self._each(found, hook, stack)
         elif self.point == "attention_output":
             found = attention_modules(self.model)
             self._refuse_none(found, "attention module")

@@ -4,9 +4,12 @@ Points and what their callbacks get:
 
 * `attention_logit`: an `AttentionLogits` a layer and map. Returning None looks; returning a
   function of a tile replaces the logits, in every call that the layer makes with the same q and k.
+* `attention_value`: an `AttentionValue` an attention call, to look at; of the modules that hand
+  their values to transformers' registry or to `scaled_dot_product_attention`.
 * `hidden_state`: an `Activation`, the output of a layer after both residual additions.
 * `attention_output`: the output of each attention module (of BERT's, before its dense layer).
 * `linear_input`: the input of each `nn.Linear` and `Conv1D` (the output head is left out).
+  `linear_output`: what each returns, its bias included.
 * `mlp_input`: the input of each layer's MLP. `mlp_down_input`: that of its last linear, of every
   expert's where it has experts.
 
@@ -31,7 +34,7 @@ from torch import nn
 from quantkit.errors import ProbeError, suggest
 from quantkit.probes.activations import ActivationProbe, Callback
 from quantkit.probes.attend import attend
-from quantkit.probes.attention_probe import AttentionProbe
+from quantkit.probes.attention_probe import AttentionProbe, ValuePoint
 from quantkit.probes.functions import FunctionSource
 from quantkit.probes.hits import Attachment
 from quantkit.probes.padding import Padding
@@ -42,10 +45,13 @@ POINTS: Final = (
     "attention_logit",
     "hidden_state",
     "linear_input",
+    "linear_output",
     "attention_output",
+    "attention_value",
     "mlp_input",
     "mlp_down_input",
 )
+_IN_ATTENTION: Final = ("attention_logit", "attention_value")
 _SHOWN: Final = 4
 
 
@@ -66,7 +72,7 @@ def attach(
         count_masked: Tiles declare every logit valid ("all of QK^T"); for looking only.
         layers: Glob patterns on module names: whose outputs are the hidden states, instead of the
             layers that are found.
-        select: Glob patterns on module names: which linear inputs.
+        select: Glob patterns on module names: which linear inputs and outputs.
         allow_unseen: Glob patterns on module names that may never run (experts).
 
     Raises:
@@ -81,13 +87,17 @@ def attach(
     attachment = Attachment(hits={point: {} for point in points})
     padding, attention = Padding(), None
     with ExitStack() as stack:
-        if "attention_logit" in points:
-            hits = attachment.hits["attention_logit"]
-            attention = AttentionProbe(
-                model, points["attention_logit"], hits, padding, count_masked
-            )
+        if any(point in points for point in _IN_ATTENTION):
+            hits = attachment.hits.get("attention_logit", {})
+            values = None
+            if "attention_value" in points:
+                values = ValuePoint(
+                    callback=points["attention_value"], hits=attachment.hits["attention_value"]
+                )
+            looker = points.get("attention_logit", lambda call: None)
+            attention = AttentionProbe(model, looker, hits, padding, count_masked, values)
         for point, callback in points.items():
-            if point != "attention_logit":
+            if point not in _IN_ATTENTION:
                 quiet = callback if attention is None else _hushed(callback, attention)
                 probe = ActivationProbe(model, point, quiet, attachment, padding)
                 probe.install(stack, _patterns(layers), _patterns(select))

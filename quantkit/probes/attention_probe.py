@@ -56,11 +56,38 @@ class Frame:
     heads: int | None = None
     is_cross: bool = False
     seen: list[tuple[Tensor, Tensor, Pairs]] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
     by: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionValue:
+    """The values of one attention call.
+
+    Attributes:
+        layer, name: As of `AttentionLogits`.
+        part: 1; a DiffLlama layer attends twice, to the two halves of its values: 1 and 2.
+        tensor: `[batch, kv_heads, key, d]`.
+        real: bool `[batch, key]`, False where the key is padding.
+    """
+
+    layer: int
+    name: str
+    part: int
+    tensor: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValuePoint:
+    """The `attention_value` point: its callback, and its hits by module."""
+
+    callback: Callback
+    hits: dict[str, Hits]
+
+
 class AttentionProbe:
-    """The `attention_logit` point of one `attach`."""
+    """The `attention_logit` and `attention_value` points of one `attach`."""
 
     def __init__(
         self,
@@ -69,9 +96,10 @@ class AttentionProbe:
         hits: dict[str, Hits],
         padding: Padding,
         count_masked: bool,
+        values: ValuePoint | None = None,
     ) -> None:
         self.model, self.callback, self.hits, self.padding = model, callback, hits, padding
-        self.count_masked = count_masked
+        self.count_masked, self.values = count_masked, values
         self.attention = attention_modules(model)
         for name, _ in self.attention:
             hits[name] = Hits()
@@ -172,6 +200,29 @@ class AttentionProbe:
         pairs = list(zip(calls, transforms, strict=True))
         frame.seen.append((query, key, pairs))
         return pairs
+
+    def see_value(self, frame: Frame, value: Tensor) -> None:
+        """Calls back with the values of a call, each tensor once."""
+        known = any(value is other for other in frame.values)
+        if self.values is None or known or is_repeated():
+            return
+        frame.values.append(value)
+        batch, heads, keys, width = value.shape
+        real = None if frame.is_cross else self.padding.real(batch, keys)
+        if real is None:
+            real = torch.ones(batch, keys, dtype=torch.bool, device=value.device)
+        hits = self.values.hits.setdefault(frame.name, Hits())
+        hits.calls += 1
+        hits.elements += int(real.sum()) * heads * width
+        visit = AttentionValue(
+            layer=self.index.setdefault(frame.name, len(self.index)),
+            name=frame.name,
+            part=len(frame.values),
+            tensor=value.detach(),
+            real=real,
+        )
+        with self.calling_back():
+            self.values.callback(visit)
 
     def split(self, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns (bool mask, bias) of a mask, once for all layers of a forward that share it."""

@@ -82,6 +82,8 @@ class FunctionSource(AttentionSource):
             causal=causal,
             bias=bias,
         )
+        if frame.by == "functions":  # else another source has reported this run of the module
+            self.probe.see_value(frame, _as_given(value, frame))
         if all(transform is None for _, transform in pairs):
             return func(*args, **kwargs)
         if given.get("dropout_p"):

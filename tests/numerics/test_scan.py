@@ -345,6 +345,8 @@ def test_a_cut_is_of_its_part_and_the_whole_of_all(engine: str) -> None:
             cut = scanner.cut()
             for group in range(2):
                 assert float(cut.abs_max[group]) == np.abs(part.x[group]).max()
+                assert float(cut.lo[group]) == part.x[group].min()
+                assert float(cut.hi[group]) == part.x[group].max()
                 full = slice(None) if part.full is None else part.full
                 values = part.x[group, full].astype(np.float64).ravel()
                 check_moments(cut.moments, group, values)
