@@ -8,7 +8,6 @@ does to a file has been done.
 from __future__ import annotations
 
 import inspect
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,15 +17,17 @@ import torch
 from torch import Tensor
 
 from quantkit.calib_sets.arrays import ArraySlice, slice_of
+from quantkit.calib_sets.check import verified
+from quantkit.calib_sets.find import find_set
+from quantkit.calib_sets.numpy_files import common_length, read_arrays
 from quantkit.errors import InputError, suggest
 from quantkit.models import LoadedModel
 
-ARRAY_SUFFIXES: Final = (".npz", ".npy")
 AS_GIVEN: Final = "none: arrays as given"
 
 
 def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0) -> ArraySlice:
-    """Returns up to `samples` samples of a `.npz` or `.npy`, after the first `skip`.
+    """Returns up to `samples` samples of a `.npz`, `.npy` or set of arrays, after the first `skip`.
 
     An encoder-decoder that is given no `decoder_input_ids` gets one start token a sample.
 
@@ -34,7 +35,12 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         InputError: a broken file, a name that forward does not take, no main input, first axes
             that differ, a type or shape that the model cannot read, NaN, no sample after `skip`.
     """
-    arrays = _read(Path(source).expanduser(), source, loaded)
+    found, named = find_set(source), None
+    path = Path(source).expanduser()
+    if found is not None:
+        content, named = verified(found)
+        path = next(iter(content.paths.values()))
+    arrays = read_arrays(path, source, loaded.input_name)
     names = forward_names(loaded.model)
     for name in arrays:
         if name not in names:
@@ -48,7 +54,7 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
             f"{source} holds {', '.join(sorted(arrays)) or 'nothing'}; expected the main input of "
             f"{loaded.name}, {main!r}, as well."
         )
-    count = _common_length(arrays, source)
+    count = common_length(arrays, source)
     if count <= skip:
         raise InputError(
             f"{source} holds {count} samples: expected at least one after {skip} that are used "
@@ -65,7 +71,9 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         tensors["decoder_input_ids"] = torch.full((len(tensors[main]), 1), start)
         preprocessing += f"; the decoder reads one start token, {start}"
     rows = _TensorRows(tensors=tensors)
-    return slice_of(rows, loaded, source=source, skip=skip, preprocessing=preprocessing)
+    return slice_of(
+        rows, loaded, source=source, skip=skip, preprocessing=preprocessing, named=named
+    )
 
 
 def _check_tokens(tensors: dict[str, torch.Tensor], source: str) -> None:
@@ -122,30 +130,6 @@ class _TensorRows:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: tensor[index] for name, tensor in self.tensors.items()}
-
-
-def _read(path: Path, source: str, loaded: LoadedModel) -> dict[str, np.ndarray[Any, Any]]:
-    if not path.is_file():
-        raise InputError(f"{source}: no such file.")
-    try:
-        # opened here, since numpy leaves a broken .npz open
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if isinstance(found, np.ndarray):
-                return {loaded.input_name: found}
-            with found:
-                return {name: found[name] for name in found.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{source} cannot be read as numpy arrays of numbers: {first}") from error
-
-
-def _common_length(arrays: dict[str, np.ndarray[Any, Any]], source: str) -> int:
-    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InputError(f"{source}: expected one first axis, the samples, in every array; {said}.")
-    return next(iter(lengths.values()))
 
 
 def _tensor(name: str, array: np.ndarray[Any, Any], source: str) -> Tensor:

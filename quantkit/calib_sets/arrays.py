@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quantkit.calib_sets.batches import Span
+from quantkit.calib_sets.check import SetInfo, set_fields
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.results import DataInfo
@@ -49,6 +51,7 @@ class ArraySlice:
         seq_len: Tokens a sample; 0 where it has no token axis.
         tokens: Real tokens in all where there are `input_ids`, else the number of samples.
         dtype: What batches cast the float32 to.
+        named: The calibration set that they come from, if they do.
     """
 
     source: str
@@ -60,6 +63,7 @@ class ArraySlice:
     seq_len: int
     tokens: int
     dtype: torch.dtype = torch.float32
+    named: SetInfo | None = None
 
     @property
     def sequences(self) -> int:
@@ -72,9 +76,25 @@ class ArraySlice:
         return tuple(digest[:_HASH_DIGITS] for digest in self.hashes)
 
     @property
+    def fingerprints(self) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], ...]:
+        """None: samples are compared whole."""
+        return (np.empty(0, np.uint64),) * self.sequences
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """None: the samples are no stream."""
+        return ()
+
+    @property
     def sha256(self) -> str:
         """Hash of all samples in order."""
         return hashlib.sha256("".join(self.hashes).encode()).hexdigest()
+
+    def first(self, samples: int) -> ArraySlice:
+        """Returns the slice of the first so many samples."""
+        kept = self.hashes[:samples]
+        tokens = sum(_tokens(self.rows[index]) for index in range(len(kept)))
+        return replace(self, hashes=kept, tokens=tokens)
 
     def batches(self, batch_size: int) -> Iterator[ArrayBatch]:
         """Yields the samples in order, `batch_size` at a time."""
@@ -105,11 +125,18 @@ class ArraySlice:
             python=platform.python_version(),
             modality=self.modality,
             preprocessing=self.preprocessing,
+            **set_fields(self.named),
         )
 
 
 def slice_of(
-    rows: Rows, loaded: LoadedModel, *, source: str, skip: int, preprocessing: str
+    rows: Rows,
+    loaded: LoadedModel,
+    *,
+    source: str,
+    skip: int,
+    preprocessing: str,
+    named: SetInfo | None = None,
 ) -> ArraySlice:
     """Returns the slice over `rows`, each of which is looked at once, for its hash.
 
@@ -136,9 +163,9 @@ def slice_of(
             digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
             digest.update(np.ascontiguousarray(tensor.numpy()).tobytes())
         hashes.append(digest.hexdigest())
-        ids, mask = row.get("input_ids"), row.get("attention_mask")
+        ids = row.get("input_ids")
         seq_len = 0 if ids is None else ids.shape[-1]
-        tokens += 1 if ids is None else int(ids.numel() if mask is None else mask.sum())
+        tokens += _tokens(row)
     return ArraySlice(
         source=source,
         modality=loaded.modality,
@@ -149,7 +176,14 @@ def slice_of(
         seq_len=seq_len,
         tokens=tokens,
         dtype=_float_type(loaded.model),
+        named=named,
     )
+
+
+def _tokens(row: dict[str, Tensor]) -> int:
+    """Returns the real tokens of a sample; 1 where it has none."""
+    ids, mask = row.get("input_ids"), row.get("attention_mask")
+    return 1 if ids is None else int(ids.numel() if mask is None else mask.sum())
 
 
 def _float_type(model: Any) -> torch.dtype:

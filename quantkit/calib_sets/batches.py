@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
-from quantkit.errors import InputError
 from quantkit.results import DataInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A part of a stream of tokens, `[begin, end)`; `stream` is the hash of all of it."""
+
+    stream: str
+    begin: int
+    end: int
 
 
 class Batch(Protocol):
@@ -48,20 +58,21 @@ class DataSlice(Protocol):
 
     @property
     def block_hashes(self) -> tuple[str, ...]:
-        """One short hash a sample; two slices with none in common are disjoint."""
+        """One short hash a sample."""
+
+    @property
+    def fingerprints(self) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], ...]:
+        """Fingerprints of each sample's text, see `overlap`; empty where it is no text."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where each sample lies in a stream of tokens; empty where it is none."""
 
     def info(self, batch_size: int) -> DataInfo:
         """Returns what a result file says about the slice."""
 
+    def first(self, samples: int) -> DataSlice:
+        """Returns the slice of the first so many samples."""
+
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yields the samples in order, `batch_size` at a time."""
-
-
-def require_disjoint(one: DataSlice, other: DataSlice, what: str) -> None:
-    """Raises InputError if two slices share a sample."""
-    shared = set(one.block_hashes) & set(other.block_hashes)
-    if shared:
-        raise InputError(
-            f"{what} share {len(shared)} blocks of data: expected disjoint slices. Name another "
-            "source for one of them, or fewer samples."
-        )

@@ -7,17 +7,20 @@ from typing import Any, Final
 
 from torch import nn
 
-from quantkit.calib_sets.array_files import ARRAY_SUFFIXES, array_slice, decoder_start
+from quantkit.calib_sets.array_files import array_slice, decoder_start
 from quantkit.calib_sets.arrays import ArraySlice
-from quantkit.calib_sets.images import IMAGE_SUFFIXES, SHAPES, image_files, image_slice
-from quantkit.calib_sets.text import NAMED, TokenSlice, text_slice
+from quantkit.calib_sets.find import find_set, set_names
+from quantkit.calib_sets.image_files import IMAGE_SUFFIXES, image_files
+from quantkit.calib_sets.images import SHAPES, image_slice
+from quantkit.calib_sets.numpy_files import ARRAY_SUFFIXES
+from quantkit.calib_sets.text import PYDOC, TokenSlice, text_slice
 from quantkit.errors import InputError, suggest
 from quantkit.models import LoadedModel
 from quantkit.models.architectures import is_decoder_only
 
 _EXPECTED: Final = {
-    "text": "pydoc, a text file, a folder of .txt, a .jsonl, or .npz",
-    "image": "shapes, an image, a folder of images, .npz or .npy",
+    "text": "pydoc or another set of text, a text file, a folder of .txt, a .jsonl, or .npz",
+    "image": "shapes or another set of images, an image, a folder of images, .npz or .npy",
     "audio": "the model's input as .npz or .npy",
     "other": "the model's input as .npz or .npy",
 }
@@ -37,8 +40,9 @@ def data_slice(
     """Returns up to `samples` samples of what the model reads, after the first `skip`.
 
     Args:
-        source: None takes `pydoc` for text and `shapes` for images. A `.npz` or `.npy` suits every
-            model; `seq_len` and `bos` are for text alone.
+        source: A named set, a file or a folder; None takes `pydoc` for text and `shapes` for
+            images. A `.npz`, a `.npy` or a set of arrays suits every model; `seq_len` and `bos` are
+            for text alone.
 
     Raises:
         InputError: the wrong kind of data for the model, no such source, longer blocks than the
@@ -47,9 +51,14 @@ def data_slice(
     modality = loaded.modality
     source = default_source(loaded) if source is None else source
     path = Path(source).expanduser()
-    if path.suffix.lower() in ARRAY_SUFFIXES and not path.is_dir():
+    found = find_set(source)
+    is_file = path.suffix.lower() in ARRAY_SUFFIXES and not path.is_dir()
+    if is_file if found is None else found.manifest.kind == "arrays":
         return array_slice(source, loaded, samples=samples, skip=skip)
-    kind = _kind(path, source, modality)
+    if found is None:
+        kind = _kind(path, source, modality)
+    else:
+        kind = "image" if found.manifest.kind == "images" else "text"
     if kind != modality:
         raise InputError(
             f"{source!r} holds {_PLURAL[kind]}, and {loaded.name} ({type(loaded.model).__name__}) "
@@ -68,6 +77,7 @@ def data_slice(
         bos=bos,
         encoder=not is_decoder_only(config),
         decoder_start=decoder_start(loaded),
+        vocab_size=_vocabulary(config),
     )
 
 
@@ -77,7 +87,7 @@ def default_source(loaded: LoadedModel) -> str:
     Raises:
         InputError: there is none for audio and other inputs.
     """
-    named = {"text": NAMED[0], "image": SHAPES}.get(loaded.modality)
+    named = {"text": PYDOC, "image": SHAPES}.get(loaded.modality)
     if named is None:
         raise InputError(
             f"{loaded.name} reads {_PLURAL[loaded.modality]}, for which no data ships: give "
@@ -93,11 +103,7 @@ def _kind(path: Path, source: str, modality: str) -> str:
         InputError: no such file or folder, in the words of the model's own kind.
     """
     if not path.exists():
-        if source in NAMED:
-            return "text"
-        if source == SHAPES:
-            return "image"
-        names = (SHAPES,) if modality == "image" else NAMED
+        names = set_names("images") if modality == "image" else set_names("text", "tokens")
         raise InputError(f"data {source!r}: no such file or folder.{suggest(source, names)}")
     if path.is_file():
         return "image" if path.suffix.lower() in IMAGE_SUFFIXES else "text"
@@ -105,6 +111,12 @@ def _kind(path: Path, source: str, modality: str) -> str:
     if has_text == has_images:
         return modality if modality in ("text", "image") else "text"
     return "image" if has_images else "text"
+
+
+def _vocabulary(config: Any) -> int | None:
+    text = config.get_text_config() if config is not None else None
+    size = getattr(text, "vocab_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _check_positions(loaded: LoadedModel, seq_len: int) -> None:

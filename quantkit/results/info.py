@@ -61,6 +61,7 @@ class DataInfo:
         licence: Of the data, as the manifest says; empty where it is not known.
         shared_blocks: Blocks that it shares with the slice that it should be disjoint from, where
             --allow-overlap let them pass.
+        warnings: One sentence each, e.g. that `pydoc` has the text of another version of Python.
     """
 
     source: str
@@ -79,3 +80,4 @@ class DataInfo:
     set_sha256: str = ""
     licence: str = ""
     shared_blocks: int = 0
+    warnings: list[str] = field(default_factory=list)
