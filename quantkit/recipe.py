@@ -8,8 +8,10 @@ The grammar, which options only append to:
     logits      = "logits" BITS { ":" option }          attention logits, 2 to 15
     option      = "tensor" | "head" | "row"             granularity (default tensor)
                 | "dynamic" | "static"                  range (default dynamic)
+                | "symmetric" | "asymmetric"            grid (default symmetric)
 
-Examples: `none`, `w8a8`, `logits6`, `w8a8+logits4:head`, `logits4:tensor:static`.
+Examples: `none`, `w8a8`, `logits6`, `w8a8+logits4:head`, `logits4:tensor:static`,
+`logits8:head:static:asymmetric`.
 
 The grids behind the names are fixed, so that a name says everything:
 
@@ -17,6 +19,7 @@ The grids behind the names are fixed, so that a name says everything:
 * activations (inputs of linear layers): one static asymmetric range per tensor, signed, full grid;
 * logits: symmetric narrow absmax, before the mask and after the model's own scale; `tensor` is one
   scale per sequence, layer and map, `head` adds the head, `row` the query. Never over a batch.
+  `asymmetric` spans lo, hi and 0 instead, signed, full grid, as for activations.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from quantkit.errors import InputError, suggest
 
 LogitGranularity = Literal["tensor", "head", "row"]
 RangeKind = Literal["dynamic", "static"]
+LogitGrid = Literal["symmetric", "asymmetric"]
 
 LOGIT_GRANULARITIES: Final[tuple[LogitGranularity, ...]] = ("tensor", "head", "row")
 RANGE_KINDS: Final[tuple[RangeKind, ...]] = ("dynamic", "static")
+LOGIT_GRIDS: Final[tuple[LogitGrid, ...]] = ("symmetric", "asymmetric")
 UNQUANTIZED_BITS: Final = 16
 """The label of logits that are not quantized: the paper's first column."""
 
@@ -45,10 +50,12 @@ class LogitQuant:
     """How attention logits are quantized.
 
     Attributes:
-        bits: Width of the symmetric narrow grid, 2 to 15 (16 is the label of "not quantized").
+        bits: Width of the grid, 2 to 15 (16 is the label of "not quantized").
         granularity: What shares one scale within one sequence, layer and map.
-        range: `dynamic` takes the absmax of the valid entries of the call; `static` reads it from
-            `ranges.json`.
+        range: `dynamic` takes the extremes of the valid entries of the call; `static` reads them
+            from `ranges.json`.
+        symmetric: The narrow grid about 0, of the absmax; else the full one over lo, hi and 0, for
+            logits that are far from balanced.
 
     Raises:
         InputError: bits outside 2 to 15, an unknown word, or a static range per row, which cannot
@@ -58,6 +65,7 @@ class LogitQuant:
     bits: int
     granularity: LogitGranularity = "tensor"
     range: RangeKind = "dynamic"
+    symmetric: bool = True
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 15:
@@ -79,11 +87,12 @@ class LogitQuant:
             )
 
     def __str__(self) -> str:
-        if self.range == "static":
-            return f"logits{self.bits}:{self.granularity}:static"
-        if self.granularity != "tensor":
-            return f"logits{self.bits}:{self.granularity}"
-        return f"logits{self.bits}"
+        is_static = self.range == "static"
+        options: list[str] = []
+        options += [self.granularity] if is_static or self.granularity != "tensor" else []
+        options += ["static"] if is_static else []
+        options += [] if self.symmetric else ["asymmetric"]
+        return ":".join([f"logits{self.bits}", *options])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +131,10 @@ class Recipe:
     def require_static_logits(self) -> None:
         """Raises InputError if the logits have a dynamic range, which a graph cannot hold."""
         if self.logits is not None and self.logits.range == "dynamic":
+            grid = "" if self.logits.symmetric else ":asymmetric"
             raise InputError(
                 f"recipe {self}: a graph takes static ranges of logits; write "
-                f"logits{self.logits.bits}:head:static, or use --attention-bits."
+                f"logits{self.logits.bits}:head:static{grid}, or use --attention-bits."
             )
 
     def __str__(self) -> str:
@@ -175,20 +185,19 @@ def _bits(digits: str | None) -> int | None:
 
 def _parse_logits(match: re.Match[str], text: str) -> LogitQuant:
     """Returns the logit part; options come in any order, each kind at most once."""
-    granularity: LogitGranularity | None = None
-    range_: RangeKind | None = None
+    kinds = (LOGIT_GRANULARITIES, RANGE_KINDS, LOGIT_GRIDS)
+    found: dict[tuple[str, ...], str] = {}
     for option in match["options"].split(":")[1:]:
-        if option in LOGIT_GRANULARITIES and granularity is None:
-            granularity = cast(LogitGranularity, option)
-        elif option in RANGE_KINDS and range_ is None:
-            range_ = cast(RangeKind, option)
-        elif option in LOGIT_GRANULARITIES or option in RANGE_KINDS:
-            raise InputError(f"recipe {text!r}: option {option!r} says the same thing twice.")
-        else:
-            hint = suggest(option, (*LOGIT_GRANULARITIES, *RANGE_KINDS))
+        kind = next((kind for kind in kinds if option in kind), None)
+        if kind is None:
+            hint = suggest(option, [word for kind in kinds for word in kind])
             raise InputError(f"recipe {text!r}: unknown option {option!r} of logits.{hint}")
+        if kind in found:
+            raise InputError(f"recipe {text!r}: option {option!r} says the same thing twice.")
+        found[kind] = option
     return LogitQuant(
         bits=int(match["bits"][:6]),
-        granularity=granularity or "tensor",
-        range=range_ or "dynamic",
+        granularity=cast(LogitGranularity, found.get(LOGIT_GRANULARITIES, "tensor")),
+        range=cast(RangeKind, found.get(RANGE_KINDS, "dynamic")),
+        symmetric=found.get(LOGIT_GRIDS, "symmetric") == "symmetric",
     )

@@ -19,7 +19,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ def export_float(
     folder: Path,
     *,
     opset: int = DEFAULT_OPSET,
+    metadata: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> Path:
     """Writes `model.onnx` and its weights to `folder` and returns the path of the graph.
@@ -53,6 +54,9 @@ def export_float(
     `past_key_values.<layer>.key|value`. Outputs: `logits`, `present.<layer>.key|value`. Positions
     count from the length of the cache, so padding belongs on the right. The two files appear whole
     or not at all; the model is left as it was.
+
+    Args:
+        metadata: Stored in the graph, and kept by what is made from it.
 
     Raises:
         InputError: the model is not a float32 decoder with a KV cache, or opset is below 21.
@@ -71,6 +75,7 @@ def export_float(
     strip_metadata(graph)
     _name_cache(graph)
     _name_dims(graph)
+    graph.metadata_props.update(metadata or {})
     progress("exporting", 2, 3)
     path = save_graph(graph, folder)
     progress("exporting", 3, 3)

@@ -14,7 +14,7 @@ sees what the graph saw, differences do not pile up, and a wrong scale has nowhe
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +94,7 @@ def forced_parity(
     batch: Batch,
     *,
     gate: Gate = QUANTIZED_GATE,
+    keep: Collection[str] = (),
 ) -> tuple[Parity, list[StepAgreement]]:
     """Returns the agreement of the outputs and of each quantizer, worst first.
 
@@ -101,6 +102,7 @@ def forced_parity(
 
     Args:
         graph: The quantized graph; it is not changed.
+        keep: Names of quantizers that stay in float, in both.
 
     Raises:
         InputError: a quantizer of the recipe that the graph does not hold, by name.
@@ -122,19 +124,23 @@ def forced_parity(
     if recipe.activations is not None:
         quantizer = input_quantizer(recipe.activations, ranges)
 
-        def force_input(visit: Activation) -> Tensor:
+        def force_input(visit: Activation) -> Tensor | None:
             name = f"linear_input/{visit.name}"
+            if name in keep:
+                return None
             theirs = tap(name)
             ours = quantizer(visit)
-            keep = visit.real[..., None].expand_as(ours)
-            steps.append(_compare(name, ours[keep], theirs[keep], taps[name].scale))
+            real = visit.real[..., None].expand_as(ours)
+            steps.append(_compare(name, ours[real], theirs[real], taps[name].scale))
             return theirs
 
         points["linear_input"] = force_input
     if recipe.logits is not None:
         make = logit_quantizer(recipe.logits, ranges)
 
-        def force_logits(call: AttentionLogits) -> LogitTransform:
+        def force_logits(call: AttentionLogits) -> LogitTransform | None:
+            if f"attention_logit/{call.layer}/map {call.map}" in keep:
+                return None
             name = f"attention_logit/{call.layer}"
             heads = slice((call.map - 1) * call.heads, call.map * call.heads)
             theirs = tap(name)[:, heads]
@@ -146,12 +152,12 @@ def forced_parity(
                 rows, keys = tile.logits.shape[2:]
                 part = theirs[:, :, tile.start : tile.start + rows, :keys]
                 ours = transform(tile)
-                keep = tile.valid.expand_as(ours)
+                valid = tile.valid.expand_as(ours)
                 label = f"{name}/map {call.map}"
                 distance = (ours - part) / scale
                 if (label, tile.start) not in seen:  # a layer may use its logits twice
                     seen.add((label, tile.start))
-                    steps.append(_steps(label, distance[keep]))
+                    steps.append(_steps(label, distance[valid]))
                 return part
 
             return force
@@ -160,7 +166,7 @@ def forced_parity(
     weights = Recipe(weights=recipe.weights)
     with (
         torch.inference_mode(),
-        fake_quantized(model, weights),
+        fake_quantized(model, weights, keep=keep),
         attach(model, points),
     ):
         expected = model(

@@ -119,7 +119,7 @@ def quantize_value(
     *,
     name: str,
     scale: NDArray[np.float32],
-    zero_point: int,
+    zero_point: int | NDArray[np.int32],
     qtype: QType,
     before: ir.Node,
 ) -> GraphGrid:
@@ -127,17 +127,19 @@ def quantize_value(
 
     Args:
         scale: One number, or one for each entry of axis 1 (heads of `[batch, heads, q, k]`).
+        zero_point: One number, or as many as there are scales.
         before: The new nodes go in front of it.
     """
     dtype = storage_dtype(qtype)
     axis = None if scale.size == 1 else 1
     scale = scale.reshape(()) if axis is None else scale.reshape(-1)
+    zeros = np.broadcast_to(np.asarray(zero_point, np.int32).reshape(-1), scale.size)
+    zeros = zeros.reshape(scale.shape)
     clip = qtype.narrow or qtype.bits < dtype.bitwidth
     if clip and dtype not in _BYTES:
-        value_in = _clip_reals(model, value, name, scale, zero_point, qtype, before)
+        value_in = _clip_reals(model, value, name, scale, zeros, qtype, before)
     else:
         value_in = value
-    zeros = np.full(scale.shape, zero_point, np.int32)
     parameters = (
         constant(model, f"{name}/scale", scale, ir.DataType.FLOAT),
         constant(model, f"{name}/zero_point", zeros, dtype),
@@ -164,7 +166,7 @@ def _clip_reals(
     value: ir.Value,
     name: str,
     scale: NDArray[np.float32],
-    zero_point: int,
+    zero_point: NDArray[np.int32],
     qtype: QType,
     before: ir.Node,
 ) -> ir.Value:
@@ -177,7 +179,8 @@ def _clip_reals(
     shape = scale.shape if scale.ndim == 0 else (1, -1, 1, 1)
     nodes: list[ir.Node] = []
     for operation, end, bound in (("Max", "lo", qtype.qmin), ("Min", "hi", qtype.qmax)):
-        real = (np.float32(bound - zero_point) * scale).astype(np.float32).reshape(shape)
+        steps = np.asarray(bound - zero_point, np.float32)
+        real = np.asarray(steps * scale, np.float32).reshape(shape)
         limit = constant(model, f"{name}/{end}", real, ir.DataType.FLOAT)
         source = nodes[-1].outputs[0] if nodes else value
         nodes.append(ir.node(operation, [source, limit], name=f"{name}/clip_{end}"))

@@ -7,7 +7,7 @@ Runtime. Memory: the weights twice, and one batch's vocabulary logits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -25,7 +25,14 @@ from quantkit.models import LoadedModel, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.probes import linear_modules
 from quantkit.progress import Progress, silent
-from quantkit.quantization import fake_quantized
+from quantkit.quantization import (
+    every_quantizer,
+    fake_quantized,
+    quantizer_names,
+    require_known,
+    smoothed,
+    smoothing_digest,
+)
 from quantkit.recipe import Recipe
 from quantkit.results import (
     Accuracy,
@@ -35,12 +42,15 @@ from quantkit.results import (
     QuantizerInfo,
     Range,
     Ranges,
+    Smoothing,
     write_json,
 )
 
 FLOAT_FOLDER = "float"
 STEPS_FILE = "quantizers.json"
 STEPS_SCHEMA = "quantkit.quantizers/1"
+SMOOTHING_KEY = "quantkit.smoothing"
+"""Of the graph's metadata: the sha256 of the scales that its weights carry."""
 PARITY_TOKENS = 128
 LATENCY_TOKENS = 256
 
@@ -54,6 +64,8 @@ def export_and_prove(
     recipe: Recipe,
     opset: int = 21,
     batch_size: int = 4,
+    keep: Collection[str] = (),
+    smoothing: Mapping[str, Smoothing] | None = None,
     progress: Progress = silent,
 ) -> Export:
     """Writes `float/model.onnx` and, for a quantizing recipe, `model.onnx`; returns what they are.
@@ -61,40 +73,51 @@ def export_and_prove(
     A float graph that is already there is used again: the quantized one never needs a second
     export. Where a parity gate is missed the result says so (`passed`) and every file stays.
 
+    Args:
+        keep: Names of quantizers that stay in float, as in `fake_quantized`.
+        smoothing: Default: that of `ranges`, which are the smoothed model's. Both graphs are of the
+            smoothed model, and the float one is compared with the model as it was.
+
     Raises:
         InputError: what the recipe needs is missing from the ranges, or it cannot be exported.
     """
     recipe.require_static_logits()
+    smoothing = ranges.smoothing if smoothing is None else smoothing
+    require_known(keep, every_quantizer(loaded.model), "to keep in float")
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     float_path = folder / FLOAT_FOLDER / MODEL_FILE
-    if not float_path.is_file():
-        export_float(loaded.model, float_path.parent, opset=opset)
-    progress(f"exporting {loaded.name}: float parity", 1, steps)
     batch = parity_batch(evaluation)
+    with smoothed(loaded.model, smoothing):
+        _export_float(loaded, float_path, opset, smoothing_digest(smoothing))
+    progress(f"exporting {loaded.name}: float parity", 1, steps)
     float_session = open_decoder(float_path)
     parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch, FLOAT_GATE)}
     quantizers: list[QuantizerInfo] = []
     model_path, session = float_path, float_session
     if not recipe.is_float:
-        progress(f"exporting {loaded.name}: {recipe}", 2, steps)
-        graph, quantizers = quantize_graph(
-            float_path,
-            module_linears=dict(linear_modules(loaded.model)),
-            recipe=recipe,
-            ranges=ranges.tensors,
-        )
-        model_path = save_graph(graph, folder)
-        session = open_decoder(model_path)
-        progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
-        forced, steps_of = forced_parity(graph, loaded.model, recipe, ranges.tensors, batch)
-        parity["quantized"] = [forced]
-        write_json(folder / STEPS_FILE, {"schema": STEPS_SCHEMA, "quantizers": steps_of})
-        own = sensitivity(loaded.model, recipe, ranges.tensors, batch)
-        parity["quantized, end to end"] = _parity(
-            session, loaded, recipe, ranges.tensors, batch, widened(own)
-        )
-        parity["simulation against itself"] = [_own_parity(own, batch)]
+        with smoothed(loaded.model, smoothing):
+            progress(f"exporting {loaded.name}: {recipe}", 2, steps)
+            graph, quantizers = quantize_graph(
+                float_path,
+                module_linears=dict(linear_modules(loaded.model)),
+                recipe=recipe,
+                ranges=ranges.tensors,
+                keep=keep,
+            )
+            model_path = save_graph(graph, folder)
+            session = open_decoder(model_path)
+            progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
+            forced, steps_of = forced_parity(
+                graph, loaded.model, recipe, ranges.tensors, batch, keep=keep
+            )
+            parity["quantized"] = [forced]
+            write_json(folder / STEPS_FILE, {"schema": STEPS_SCHEMA, "quantizers": steps_of})
+            own = sensitivity(loaded.model, recipe, ranges.tensors, batch, keep=keep)
+            parity["quantized, end to end"] = _parity(
+                session, loaded, recipe, ranges.tensors, batch, widened(own), keep
+            )
+            parity["simulation against itself"] = [_own_parity(own, batch)]
     progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
     accuracy = Accuracy(
         metric="perplexity",
@@ -121,7 +144,17 @@ def export_and_prove(
         },
         quantizers=quantizers,
         passed=all(entry.passed for entries in parity.values() for entry in entries),
+        kept=[name for name in quantizer_names(loaded.model, recipe) if name in keep],
+        smoothed={name: group.alpha for name, group in smoothing.items()},
     )
+
+
+def _export_float(loaded: LoadedModel, path: Path, opset: int, smoothing: str) -> None:
+    """Writes the float graph, unless the one that is there has the same smoothing."""
+    if path.is_file() and load_graph(path).metadata_props.get(SMOOTHING_KEY, "") == smoothing:
+        return
+    metadata = {SMOOTHING_KEY: smoothing} if smoothing else {}
+    export_float(loaded.model, path.parent, opset=opset, metadata=metadata)
 
 
 def parity_batch(text: TokenSlice) -> TokenBatch:
@@ -138,11 +171,12 @@ def _parity(
     ranges: Mapping[str, Range],
     batch: TokenBatch,
     gate: Gate,
+    keep: Collection[str] = (),
 ) -> list[Parity]:
     model = loaded.model
 
     def forward(ids: Tensor, mask: Tensor) -> Tensor:
-        with torch.inference_mode(), fake_quantized(model, recipe, ranges):
+        with torch.inference_mode(), fake_quantized(model, recipe, ranges, keep=keep):
             output = model(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),

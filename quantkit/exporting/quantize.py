@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -10,6 +10,7 @@ import onnx_ir as ir
 from quantkit.exporting.graphs import load_graph, remove_unused_initializers
 from quantkit.exporting.rewrite_linear import ModuleLinears, match_linears, quantize_linears
 from quantkit.exporting.rewrite_logits import quantize_logits
+from quantkit.quantization import require_known
 from quantkit.recipe import Recipe
 from quantkit.results import QuantizerInfo, Range
 
@@ -20,6 +21,7 @@ def quantize_graph(
     module_linears: ModuleLinears,
     recipe: Recipe,
     ranges: Mapping[str, Range],
+    keep: Collection[str] = (),
 ) -> tuple[ir.Model, list[QuantizerInfo]]:
     """Returns the graph with Q/DQ nodes where the recipe says, and one entry per quantizer.
 
@@ -28,11 +30,15 @@ def quantize_graph(
         module_linears: The linear layers to quantize, by module name; all others (`lm_head`) stay
             in float.
         ranges: `Ranges.tensors`.
+        keep: Names of quantizers that stay in float, as in `fake_quantized`.
 
     Raises:
-        InputError: a linear layer that the graph does not hold, a range that is missing, or
-            logits with a dynamic range.
+        InputError: a linear layer that the graph does not hold, a range that is missing or was
+            chosen for another width, logits with a dynamic range, or an unknown name in `keep`.
     """
+    linear_names = [f"{kind}/{m}" for kind in ("weight", "linear_input") for m in module_linears]
+    linear_keep = [name for name in keep if not name.startswith("attention_logit/")]
+    require_known(linear_keep, linear_names, "to keep in float")
     model = load_graph(float_model) if isinstance(float_model, Path) else float_model.clone()
     infos: list[QuantizerInfo] = []
     if recipe.weights is not None or recipe.activations is not None:
@@ -42,8 +48,9 @@ def quantize_graph(
             weight_bits=recipe.weights,
             activation_bits=recipe.activations,
             ranges=ranges,
+            keep=keep,
         )
     if recipe.logits is not None:
-        infos += quantize_logits(model, recipe.logits, ranges)
+        infos += quantize_logits(model, recipe.logits, ranges, keep)
     remove_unused_initializers(model)
     return model, infos

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,9 @@ from quantkit.exporting.graphs import (
     scopes_of,
     storage_dtype,
 )
-from quantkit.numerics.affine import affine_params, check_range, quantize
+from quantkit.numerics.affine import check_range, quantize
 from quantkit.numerics.qtypes import QType
-from quantkit.quantization import weight_scale
+from quantkit.quantization import linear_input_grid, weight_scale
 from quantkit.results import QuantizerInfo, Range
 
 ModuleLinears = Mapping[str, Tensor | nn.Module]
@@ -99,12 +99,13 @@ def quantize_linears(
     weight_bits: int | None,
     activation_bits: int | None,
     ranges: Mapping[str, Range],
+    keep: Collection[str] = (),
 ) -> list[QuantizerInfo]:
     """Rewrites the nodes in place and returns what was put on which grid.
 
     Weights: symmetric narrow, one scale per output channel, stored as integers in front of a
     DequantizeLinear. Inputs: the static asymmetric grid of `linear_input/<module>`; layers that
-    share an input and a grid share its QuantizeLinear.
+    share an input and a grid share its QuantizeLinear. What `keep` names is left as it is.
 
     Raises:
         InputError: a range is missing, by name; NaN or inf in a range or weight.
@@ -112,34 +113,25 @@ def quantize_linears(
     infos: list[QuantizerInfo] = []
     shared: dict[tuple[str, float, int], GraphGrid] = {}
     for linear in linears:
-        if activation_bits is not None:
+        if activation_bits is not None and f"linear_input/{linear.module}" not in keep:
             infos.append(_quantize_input(model, linear, activation_bits, ranges, shared))
-        if weight_bits is not None:
+        if weight_bits is not None and f"weight/{linear.module}" not in keep:
             infos.append(_quantize_weight(model, linear, weight_bits))
     return infos
 
 
 def input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> tuple[float, int]:
-    """Returns (scale, unsigned zero point) of a linear layer's input, from its calibrated range.
+    """Returns (scale, zero point) of a linear layer's input, as unsigned integers.
 
-    It is the recipe's signed grid with every integer 2^(bits-1) higher, so the same real numbers:
-    ONNX Runtime's x86 kernels take unsigned activations, and it converts signed ones only where
-    nothing shares them; the rest it computes in float.
+    The signed grid of the simulation, 2^(bits-1) higher, so the same real numbers: ONNX Runtime's
+    x86 kernels take unsigned activations, and it converts signed ones only where nothing shares
+    them; the rest it computes in float.
 
     Raises:
-        InputError: no range of that name, or one that carries no grid.
+        InputError: no range of that name, one that carries no grid, or one for another width.
     """
-    name = f"linear_input/{module}"
-    if name not in ranges:
-        raise InputError(
-            f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first."
-        )
-    lo, hi = torch.tensor(ranges[name].lo), torch.tensor(ranges[name].hi)
-    check_range(lo, hi, name)
-    if lo.numel() != 1:
-        raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
-    scale, zero_point = affine_params(lo, hi, QType(bits=bits))
-    return float(scale), int(zero_point) + (1 << (bits - 1))
+    grid = linear_input_grid(ranges, module, bits)
+    return float(grid.scale), int(grid.zero_point) + (1 << (bits - 1))
 
 
 def _quantize_input(

@@ -12,18 +12,16 @@ same scales.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-import torch
-from numpy.typing import NDArray
 
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import quantize_value, scopes_of
-from quantkit.numerics.qtypes import QType
-from quantkit.quantization import static_logit_scale
+from quantkit.numerics.affine import QParams
+from quantkit.quantization import static_logit_grid
 from quantkit.recipe import LogitQuant
 from quantkit.results import QuantizerInfo, Range
 
@@ -69,82 +67,130 @@ def find_logits(model: ir.Model) -> list[LogitValue]:
 
 
 def quantize_logits(
-    model: ir.Model, quant: LogitQuant, ranges: Mapping[str, Range]
+    model: ir.Model,
+    quant: LogitQuant,
+    ranges: Mapping[str, Range],
+    keep: Collection[str] = (),
 ) -> list[QuantizerInfo]:
     """Rewrites every logit in place; returns one entry per layer and map, `hits` its products.
 
+    Args:
+        keep: Names of maps that stay in float; a layer's maps are one product, so all or none.
+
     Raises:
-        InputError: a dynamic range (a graph has static ones), or a range that is missing.
+        InputError: a dynamic range (a graph has static ones), a range that is missing or was chosen
+            for another width, or a map to keep that the graph does not have by itself.
     """
     if quant.range != "static":
+        tail = "" if quant.symmetric else ":asymmetric"
         raise InputError(
             f"a graph takes static ranges of logits, got {str(quant)!r}: "
-            f"write logits{quant.bits}:head:static (or :tensor:static)."
+            f"write logits{quant.bits}:head:static{tail} (or :tensor:static{tail})."
         )
-    qtype = QType(bits=quant.bits, narrow=True)
     infos: dict[str, QuantizerInfo] = {}
     calls: dict[int, int] = {}
-    for logit in find_logits(model):
-        parts = logit_scales(ranges, logit.layer, logit.heads, quant)
-        scale = np.concatenate(parts)
-        if np.all(scale == scale[0]) and quant.granularity == "tensor":
-            scale = scale[:1]  # one number: the cheaper kernel, the same grid
+    logits = find_logits(model)
+    _require_layers(keep, {logit.layer for logit in logits})
+    for logit in logits:
+        if _is_kept(logit.layer, ranges, keep):
+            continue
+        grids = logit_grids(ranges, logit.layer, logit.heads, quant)
+        each = logit.heads // len(grids)
         call = calls[logit.layer] = calls.get(logit.layer, 0) + 1
-        _insert(model, logit, scale, qtype, suffix="" if call == 1 else f"/call {call}")
-        for map_, part in enumerate(parts, 1):
+        _insert(model, logit, grids, each, suffix="" if call == 1 else f"/call {call}")
+        for map_, grid in enumerate(grids, 1):
             name = f"attention_logit/{logit.layer}/map {map_}"
             infos[name] = QuantizerInfo(
                 name=name,
-                qtype=str(qtype),
+                qtype=str(grid.qtype),
                 granularity=quant.granularity,
-                scale_min=float(part.min()),
-                scale_max=float(part.max()),
+                scale_min=float(grid.scale.min()),
+                scale_max=float(grid.scale.max()),
                 hits=call,
             )
     return list(infos.values())
 
 
 def _insert(
-    model: ir.Model, logit: LogitValue, scale: NDArray[np.float32], qtype: QType, *, suffix: str
+    model: ir.Model, logit: LogitValue, grids: list[QParams], each: int, *, suffix: str
 ) -> None:
+    """Puts the grids, each for `each` heads, between the product and all that reads it."""
+    scale, zero_point = (
+        np.concatenate([np.broadcast_to(part.numpy(), each) for part in parts])
+        for parts in ([g.scale for g in grids], [g.zero_point for g in grids])
+    )
+    if np.all(scale == scale[0]) and np.all(zero_point == zero_point[0]):
+        scale, zero_point = scale[:1], zero_point[:1]  # the cheaper kernel, the same grid
     uses = list(logit.value.uses())
     producer = logit.value.producer()
     assert producer is not None  # a product has a node
     after = model.graph[model.graph.index(producer) + 1] if uses else producer
     name = f"attention_logit/{logit.layer}{suffix}"
     grid = quantize_value(
-        model, logit.value, name=name, scale=scale, zero_point=0, qtype=qtype, before=after
+        model,
+        logit.value,
+        name=name,
+        scale=scale,
+        zero_point=zero_point,
+        qtype=grids[0].qtype,
+        before=after,
     )
     replaced = grid.dequantize(model, after, f"{name}/dequantize")
     for user, index in uses:
         user.replace_input_with(index, replaced)
 
 
-def logit_scales(
+def logit_grids(
     ranges: Mapping[str, Range], layer: int, heads: int, quant: LogitQuant
-) -> list[NDArray[np.float32]]:
-    """Returns one array of scales per map that calibration saw, one scale for each of its heads.
+) -> list[QParams]:
+    """Returns the grid of each map that calibration saw, for one number or each of its heads.
 
     The first heads of a product are map 1, the last ones map 2.
 
     Raises:
         InputError: no range of that layer, or one for another number of heads.
     """
-    maps = 0
-    while f"attention_logit/{layer}/map {maps + 1}" in ranges:
-        maps += 1
-    maps = max(maps, 1)  # with none, the lookup of map 1 raises the error that names it
+    maps = max(len(_maps(layer, ranges)), 1)  # with none, the lookup of map 1 names it
     each, rest = divmod(heads, maps)
-    parts: list[NDArray[np.float32]] = []
+    grids: list[QParams] = []
     for map_ in range(1, maps + 1):
-        scale = static_logit_scale(ranges, layer, map_, quant)
-        if rest or scale.numel() not in (1, each):
+        grid = static_logit_grid(ranges, layer, map_, quant)
+        if rest or grid.scale.numel() not in (1, each):
             raise InputError(
                 f"attention_logit/{layer}/map {map_}: expected {heads} / {maps} heads, "
-                f"got {scale.numel()} ranges."
+                f"got {grid.scale.numel()} ranges."
             )
-        parts.append(torch.broadcast_to(scale, (each,)).numpy())
-    return parts
+        grids.append(grid)
+    return grids
+
+
+def _maps(layer: int, ranges: Mapping[str, Range]) -> list[str]:
+    """Returns the names of the layer's maps that have a range."""
+    names: list[str] = []
+    while (name := f"attention_logit/{layer}/map {len(names) + 1}") in ranges:
+        names.append(name)
+    return names
+
+
+def _is_kept(layer: int, ranges: Mapping[str, Range], keep: Collection[str]) -> bool:
+    kept = [name for name in keep if name.startswith(f"attention_logit/{layer}/")]
+    rest = [name for name in _maps(layer, ranges) if name not in keep]
+    if kept and rest:
+        raise InputError(
+            f"{kept[0]!r} cannot stay in float alone: the graph computes the maps of layer {layer} "
+            f"as one product. Keep {rest[0]!r} too, or neither."
+        )
+    return bool(kept)
+
+
+def _require_layers(keep: Collection[str], layers: set[int]) -> None:
+    for name in keep:
+        if not name.startswith("attention_logit/"):
+            continue
+        layer = name.split("/")[1]
+        if not layer.isdecimal() or int(layer) not in layers:
+            numbers = f"{min(layers)} to {max(layers)}"
+            raise InputError(f"to keep in float: {name!r} is no logit of the layers {numbers}.")
 
 
 def _logit_of(softmax: ir.Node) -> ir.Value:

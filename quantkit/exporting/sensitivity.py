@@ -6,7 +6,7 @@ widened by the model's own sensitivity, measured in torch on the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import torch
@@ -27,13 +27,18 @@ ALLOWED_TIMES: Final = 2.0
 
 
 def sensitivity(
-    model: PreTrainedModel, recipe: Recipe, ranges: Mapping[str, Range], batch: Batch
+    model: PreTrainedModel,
+    recipe: Recipe,
+    ranges: Mapping[str, Range],
+    batch: Batch,
+    *,
+    keep: Collection[str] = (),
 ) -> Agreement:
     """Returns the worst agreement of the simulation with itself, perturbed; four forwards."""
-    reference = _forward(model, recipe, ranges, batch, None)
+    reference = _forward(model, recipe, ranges, batch, None, keep)
     found = [
         compare_logits(
-            reference, _forward(model, recipe, ranges, batch, seed), batch.attention_mask
+            reference, _forward(model, recipe, ranges, batch, seed, keep), batch.attention_mask
         )
         for seed in SEEDS
     ]
@@ -59,6 +64,7 @@ def _forward(
     ranges: Mapping[str, Range],
     batch: Batch,
     seed: int | None,
+    keep: Collection[str],
 ) -> Tensor:
     generator = torch.Generator().manual_seed(seed or 0)
 
@@ -70,7 +76,7 @@ def _forward(
 
     with (
         torch.inference_mode(),
-        fake_quantized(model, recipe, ranges),
+        fake_quantized(model, recipe, ranges, keep=keep),
         attach(model, {"hidden_state": disturb}),
     ):
         logits: Tensor = model(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
 from quantkit.errors import InputError, suggest
@@ -78,6 +78,13 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Where inputs go."""
         return input_device(self.model)
+
+    def backbone_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Returns keyword arguments for the backbone, where its inputs go; without a KV cache."""
+        moved: dict[str, Any] = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        if getattr(getattr(self.model, "config", None), "use_cache", None):
+            moved["use_cache"] = False
+        return moved
 
     def info(self) -> ModelInfo:
         """Returns what a result file says about the model."""

@@ -72,6 +72,9 @@ class Export:
         accuracy: None where no evaluation text was given.
         latency_ms: Milliseconds a call, keyed by `float`, `quantized`, ...
         passed: Every gate was met.
+        kept: Names of quantizers of the recipe that were left in float.
+        smoothed: Migration strength (alpha) of each group of linear layers whose input's scales
+            were moved into its weights.
     """
 
     schema: str = EXPORT_SCHEMA
@@ -86,6 +89,8 @@ class Export:
     latency_ms: dict[str, float] = field(default_factory=dict)
     quantizers: list[QuantizerInfo] = field(default_factory=list)
     passed: bool
+    kept: list[str] = field(default_factory=list)
+    smoothed: dict[str, builtins.float] = field(default_factory=dict)
 
     OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1", "quantkit.export/2")
     """Schemas that are read too; what they lack has its default."""

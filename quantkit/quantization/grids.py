@@ -1,0 +1,95 @@
+"""The grid of each quantizer, from a weight or from a range of `ranges.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from quantkit.errors import InputError
+from quantkit.numerics.affine import (
+    QParams,
+    affine_params,
+    check_range,
+    reduce_absmax,
+    symmetric_scale,
+)
+from quantkit.numerics.granularity import PerAxis
+from quantkit.numerics.qtypes import QType
+from quantkit.recipe import LogitQuant
+from quantkit.results import Range
+
+
+def weight_scale(weight: Tensor, bits: int) -> Tensor:
+    """Returns the symmetric narrow scale of each output channel, `[out, 1]`."""
+    qtype = QType(bits=bits, signed=True, narrow=True)
+    return symmetric_scale(reduce_absmax(weight, PerAxis(axis=0)), qtype)
+
+
+def linear_input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> QParams:
+    """Returns the signed asymmetric grid of a linear layer's input: one scale, one zero point.
+
+    Raises:
+        InputError: no range of that name, one that carries no grid, or one for another width.
+    """
+    name = f"linear_input/{module}"
+    lo, hi = _bounds(ranges, name, bits)
+    if lo.numel() != 1:
+        raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
+    qtype = QType(bits=bits)
+    scale, zero_point = affine_params(lo.reshape(()), hi.reshape(()), qtype)
+    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+
+
+def logit_qtype(quant: LogitQuant) -> QType:
+    """Returns the integers of the logits: narrow where symmetric, else all of the signed type."""
+    return QType(bits=quant.bits, narrow=quant.symmetric)
+
+
+def static_logit_grid(
+    ranges: Mapping[str, Range], layer: int, map_: int, quant: LogitQuant
+) -> QParams:
+    """Returns the grid of one map's logits, `[heads]` or one number `[1]`.
+
+    Raises:
+        InputError: no range of that map, one that carries no grid, or one for another width.
+    """
+    qtype = logit_qtype(quant)
+    if quant.symmetric:
+        scale = static_logit_scale(ranges, layer, map_, quant)
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    else:
+        lo, hi = _bounds(ranges, f"attention_logit/{layer}/map {map_}", quant.bits)
+        if quant.granularity == "tensor":
+            lo, hi = lo.amin().reshape(1), hi.amax().reshape(1)
+        scale, zero_point = affine_params(lo, hi, qtype)
+    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+
+
+def static_logit_scale(
+    ranges: Mapping[str, Range], layer: int, map_: int, quant: LogitQuant
+) -> Tensor:
+    """Returns the symmetric scale of one map's logits, `[heads]` or one number `[1]`.
+
+    Raises:
+        InputError: no range of that map, one that carries no grid, or one for another width.
+    """
+    lo, hi = _bounds(ranges, f"attention_logit/{layer}/map {map_}", quant.bits)
+    absmax = torch.maximum(lo.abs(), hi.abs())
+    if quant.granularity == "tensor":
+        absmax = absmax.amax().reshape(1)
+    return symmetric_scale(absmax, QType(bits=quant.bits, narrow=True))
+
+
+def _bounds(ranges: Mapping[str, Range], name: str, bits: int) -> tuple[Tensor, Tensor]:
+    """Returns (lo, hi), float32 `[groups]`, of a range that was chosen for this width."""
+    if name not in ranges:
+        raise InputError(
+            f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first."
+        )
+    interval = ranges[name].at(bits, name)
+    lo = torch.tensor(interval.lo, dtype=torch.float32).reshape(-1)
+    hi = torch.tensor(interval.hi, dtype=torch.float32).reshape(-1)
+    check_range(lo, hi, name)
+    return lo, hi
