@@ -1,5 +1,6 @@
 """JSON in, HTML and Markdown out; never loads torch."""
 
+from quantkit.reporting.calibration_terminal import calibration_text
 from quantkit.reporting.report import write_report
 from quantkit.reporting.terminal import (
     export_text,
@@ -11,6 +12,7 @@ from quantkit.reporting.terminal import (
 )
 
 __all__ = [
+    "calibration_text",
     "export_text",
     "ranges_text",
     "stats_text",

@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from quantkit.errors import InputError
 from quantkit.results import (
+    Calibration,
     Curves,
     Export,
     ModelInfo,
@@ -21,9 +22,11 @@ from quantkit.results import (
 )
 
 T = TypeVar("T")
-U = TypeVar("U", Stats, Ranges, Sweep, Export)
+U = TypeVar("U", Stats, Ranges, Calibration, Sweep, Export)
 
-FILE_NAMES: Final = ("stats.json", "ranges.json", "sweep.json", "export.json", "curves.jsonl")
+FILE_NAMES: Final = (
+    "stats.json", "ranges.json", "calibration.json", "sweep.json", "export.json", "curves.jsonl"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Found(Generic[T]):
     result: T
 
 
-AnyFound = Found[Stats] | Found[Ranges] | Found[Sweep] | Found[Export]
+AnyFound = Found[Stats] | Found[Ranges] | Found[Calibration] | Found[Sweep] | Found[Export]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class Run:
 
     stats: tuple[Found[Stats], ...] = ()
     ranges: tuple[Found[Ranges], ...] = ()
+    calibrations: tuple[Found[Calibration], ...] = ()
     sweeps: tuple[Found[Sweep], ...] = ()
     exports: tuple[Found[Export], ...] = ()
     curves: tuple[Found[Curves], ...] = ()
@@ -79,6 +83,7 @@ def collect(run_folders: Sequence[Path]) -> Run:
     return Run(
         stats=_read(files, "stats.json", Stats),
         ranges=_read(files, "ranges.json", Ranges),
+        calibrations=_read(files, "calibration.json", Calibration),
         sweeps=_read(files, "sweep.json", Sweep),
         exports=_read(files, "export.json", Export),
         curves=tuple(
@@ -99,7 +104,7 @@ def _read(files: dict[Path, tuple[str, Path]], name: str, cls: type[U]) -> tuple
 
 def everything(run: Run) -> tuple[AnyFound, ...]:
     """Returns all files that name a model and a text, in the order of the stages."""
-    return (*run.stats, *run.ranges, *run.sweeps, *run.exports)
+    return (*run.stats, *run.ranges, *run.calibrations, *run.sweeps, *run.exports)
 
 
 def labels(models: Sequence[ModelInfo]) -> list[str]:

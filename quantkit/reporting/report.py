@@ -12,6 +12,9 @@ import jinja2
 
 from quantkit.errors import InputError
 from quantkit.reporting import (
+    calibration_charts,
+    calibration_notes,
+    calibration_tables,
     channel_charts,
     charts,
     curves,
@@ -23,6 +26,7 @@ from quantkit.reporting import (
     sweep_charts,
     tables,
 )
+from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS, Definition
 from quantkit.reporting.text import Table, markdown, printable
@@ -43,6 +47,7 @@ class Section:
     across: str = "head"
     """What the columns of `heats` are."""
     channels: tuple[charts.ChannelChart, ...] = ()
+    histograms: tuple[calibration_charts.HistogramGroup, ...] = ()
     notes: tuple[str, ...] = ()
     folded: tuple[Table, ...] = ()
     """Long tables, which open when asked for."""
@@ -106,13 +111,19 @@ def _context(run: Run) -> dict[str, object]:
                 [
                     *(f"{f.result.model.name}: {w}" for f in run.stats for w in f.result.warnings),
                     *(f"{m.name}: {w}" for m in found_models for w in m.warnings),
+                    *(w for f in everything(run) for w in f.result.data.warnings),
+                    *calibration_notes.warnings(run),
                 ]
             )
         ),
         "verdict": verdict(run),
         "headlines": [f.result.headline for f in run.sweeps if f.result.headline],
         "sections": _sections(run),
-        "definitions": [*DEFINITIONS, *_found_definitions(run)],
+        "definitions": [
+            *DEFINITIONS,
+            *(CALIBRATION_DEFINITIONS if run.calibrations or run.ranges else ()),
+            *_found_definitions(run),
+        ],
     }
 
 
@@ -137,12 +148,7 @@ def _sections(run: Run) -> tuple[Section, ...]:
             ),
             missing="No export.json was found. `quantkit export MODEL --quantize w8a8` writes it.",
         ),
-        Section(
-            name="ranges",
-            title="Calibration",
-            tables=_filled(tables.ranges_table(run)),
-            missing="No ranges.json was found. `quantkit calibrate MODEL` writes it.",
-        ),
+        _calibration(run),
         Section(
             name="provenance",
             title="Provenance",
@@ -183,6 +189,31 @@ def _outliers(run: Run) -> Section:
                 place_tables.feature_table(run),
                 point_tables.hits_table(run),
             ),
+        ),
+    )
+
+
+def _calibration(run: Run) -> Section:
+    return Section(
+        name="ranges",
+        title="Calibration",
+        tables=_filled(
+            calibration_tables.worst_table(run),
+            calibration_tables.point_table(run),
+            calibration_tables.stability_table(run),
+            calibration_tables.first_token_table(run),
+            tables.ranges_table(run),
+            calibration_tables.set_table(run),
+        ),
+        missing="No ranges.json was found. `quantkit calibrate MODEL` writes it.",
+        lines=calibration_charts.stability_charts(run),
+        histograms=calibration_charts.histogram_groups(run),
+        notes=calibration_notes.notes(run),
+        folded=_filled(
+            *calibration_tables.method_tables(run),
+            *calibration_tables.other_tables(run),
+            calibration_tables.smoothing_table(run),
+            calibration_tables.waived_table(run),
         ),
     )
 

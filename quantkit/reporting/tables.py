@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from quantkit.recipe import UNQUANTIZED_BITS
 from quantkit.reporting.collect import Run, everything, labels
 from quantkit.reporting.text import NOT_AVAILABLE, Table, number, relative
-from quantkit.results import Cell, Export, Sweep
+from quantkit.results import Cell, Export, Range, Sweep
 
 
 def sweep_table(run: Run, *, intervals: bool = True) -> Table:
@@ -99,27 +99,37 @@ def delta_table(run: Run) -> Table:
 
 
 def ranges_table(run: Run) -> Table:
-    """Returns how many tensors were calibrated, and the widest range of each point."""
+    """Returns how many tensors were calibrated, how, and the widest range of each point."""
     rows = []
     names = labels([found.result.model for found in run.ranges])
     for name, found in zip(names, run.ranges, strict=True):
-        widest: dict[str, tuple[float, str, int]] = {}
+        points: dict[str, dict[str, Range]] = {}
         for tensor, span in found.result.tensors.items():
-            lows = span.lo if isinstance(span.lo, list) else [span.lo]
-            highs = span.hi if isinstance(span.hi, list) else [span.hi]
-            top = max((abs(value) for value in (*lows, *highs)), default=math.nan)
-            best, where, count = widest.get(span.point, (-1.0, "", 0))
-            widest[span.point] = (
-                (top, tensor, count + 1) if top > best else (best, where, count + 1)
-            )
-        for point, (top, tensor, count) in widest.items():
-            rows.append((name, point, tensor, found.result.method, number(count), number(top)))
+            points.setdefault(span.point, {})[tensor] = span
+        for point, tensors in points.items():
+            widest = max(tensors, key=lambda tensor: _reach(tensors[tensor]))
+            reach = _reach(tensors[widest])
+            methods = dict.fromkeys(span.method for span in tensors.values())
+            rows.append(
+                (
+                    name, point, widest, ", ".join(methods), number(len(tensors)),
+                    number(math.nan if reach < 0 else reach),
+                )
+            )  # fmt: skip
     return Table(
         title="Calibrated ranges",
         columns=("model", "point", "widest tensor", "method", "tensors", "widest |x|"),
         rows=tuple(rows),
         text_columns=4,
     )
+
+
+def _reach(span: Range) -> float:
+    """Returns the largest magnitude of the interval, over its groups; -1 where none is known."""
+    ends = [
+        end for ends in (span.lo, span.hi) for end in (ends if isinstance(ends, list) else [ends])
+    ]
+    return max((abs(end) for end in ends if not math.isnan(end)), default=-1.0)
 
 
 def provenance_table(run: Run) -> Table:

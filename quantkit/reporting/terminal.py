@@ -164,8 +164,12 @@ def terminal_tables(run_folder: Path) -> str:
 
 def ranges_text(run_folder: Path) -> str:
     """Returns the table of calibrated ranges, or "" where there is no `ranges.json`."""
-    table = ranges_table(collect([run_folder]))
-    return plain_table(table) if table.rows else ""
+    return _ranges(collect([run_folder]))
+
+
+def _ranges(run: Run) -> str:
+    table = ranges_table(run)
+    return plain_table(table, WIDTH) if table.rows else ""
 
 
 def export_text(run_folder: Path) -> str:

@@ -44,6 +44,21 @@ def share(value: float | None) -> str:
     return NOT_AVAILABLE if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
+def small_share(value: float) -> str:
+    """Returns a share (0 to 1) in percent with three significant digits: clipping is rare."""
+    return NOT_AVAILABLE if math.isnan(value) else f"{number(100 * value, 3)} %"
+
+
+def decibels(value: float) -> str:
+    """Returns a level to a tenth of a decibel, without the unit."""
+    return f"{value:.1f}" if math.isfinite(value) else number(value)
+
+
+def interval(lo: float, hi: float) -> str:
+    """Returns both ends of a real interval."""
+    return NOT_AVAILABLE if math.isnan(lo) or math.isnan(hi) else f"{number(lo)} .. {number(hi)}"
+
+
 def relative(value: float, base: float) -> str:
     """Returns the signed change in percent, or as a factor where it is more than tenfold."""
     if not (math.isfinite(value) and math.isfinite(base)) or base <= 0:

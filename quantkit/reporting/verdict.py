@@ -1,10 +1,12 @@
-"""The three sentences that a report opens with: numbers, or what is missing."""
+"""The sentences that a report opens with: numbers, or what is missing."""
 
 from __future__ import annotations
 
 import math
 
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
+from quantkit.reporting import calibration_notes
+from quantkit.reporting.calibration_groups import calibrations
 from quantkit.reporting.collect import Run
 from quantkit.reporting.groups import HIDDEN, LOGIT, of_heads, of_layers, top
 from quantkit.reporting.outlier_tables import summaries
@@ -13,9 +15,13 @@ from quantkit.reporting.text import number, quoted, relative, share, size
 from quantkit.results import Export, GroupStats, Stats, TopEntry
 
 
-def verdict(run: Run) -> tuple[str, str, str]:
-    """Returns one sentence each on outliers, on what the bits cost, and on the export."""
-    return (_outliers(run), _cost(run), _export(run))
+def verdict(run: Run) -> tuple[str, ...]:
+    """Returns one sentence each on outliers, on what the bits cost, and on the export.
+
+    A calibration report adds one, before the costs.
+    """
+    calibration = (_calibration(run),) if run.calibrations else ()
+    return (_outliers(run), *calibration, _cost(run), _export(run))
 
 
 def _outliers(run: Run) -> str:
@@ -32,6 +38,16 @@ def _outliers(run: Run) -> str:
             f"{number(hidden.abs_max)}{_hidden_place(stats)}{times}"
         )
     return _sentence(parts)
+
+
+def _calibration(run: Run) -> str:
+    return _sentence(
+        [
+            f"calibration of {name} on {calibration_notes.samples(found.data)}: "
+            f"{calibration_notes.worst(found)}, and {calibration_notes.stability(found)}"
+            for name, found in calibrations(run)
+        ]
+    )
 
 
 def _largest(groups: list[GroupStats]) -> tuple[GroupStats, TopEntry | None] | None:
