@@ -5,6 +5,8 @@ Time: one plain forward over the text, and about two for each quantized cell. Me
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
 from quantkit.quantization import fake_quantized
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
-from quantkit.results import Cell, Delta
+from quantkit.results import Cell, Delta, Ranges, to_plain
 from quantkit.results.io import read_plain, write_json
 from quantkit.tasks import BlockScores, score_blocks
 
@@ -43,6 +45,7 @@ def run_cells(
     text: TokenSlice,
     recipes: Sequence[Recipe],
     *,
+    ranges: Ranges | None = None,
     batch_size: int,
     seed: int,
     store: Path,
@@ -51,16 +54,19 @@ def run_cells(
     """Returns a cell for each recipe and its paired difference from the float row.
 
     Args:
+        ranges: For static grids; their smoothing is applied to every quantized row.
         store: Folder for one file a finished cell; a cell that is there is not computed again.
     """
     scores: dict[str, tuple[BlockScores, int]] = {}
+    digest = "" if ranges is None else _digest(ranges)
     for done, recipe in enumerate(recipes):
         name = f"{loaded.name} {recipe} (cell {done + 1} of {len(recipes)})"
         path = store / f"{loaded.name}_{str(recipe).replace(':', '-')}.json".replace("/", "-")
-        kept = _read_cell(path, loaded, text)
+        own = "" if recipe.is_float else digest
+        kept = _read_cell(path, loaded, text, own)
         if kept is None:
-            kept = _score(loaded, text, recipe, batch_size, name, progress)
-            _write_cell(path, loaded, text, kept)
+            kept = _score(loaded, text, recipe, ranges, batch_size, name, progress)
+            _write_cell(path, loaded, text, own, kept)
         scores[str(recipe)] = kept
     baseline = scores["none"][0]
     cells, deltas = [], []
@@ -76,6 +82,7 @@ def _score(
     loaded: LoadedModel,
     text: TokenSlice,
     recipe: Recipe,
+    ranges: Ranges | None,
     batch_size: int,
     what: str,
     progress: Progress,
@@ -91,19 +98,32 @@ def _score(
         logits: torch.Tensor = output.logits.cpu()
         return logits
 
-    with fake_quantized(model, recipe) as quantizers:
+    tensors = None if ranges is None else ranges.tensors
+    smoothing = None if ranges is None or recipe.is_float else ranges.smoothing
+    with fake_quantized(model, recipe, tensors, smoothing=smoothing) as quantizers:
         scores = score_blocks(forward, text, batch_size=batch_size, what=what, progress=progress)
     return scores, quantizers.hits
 
 
+def _digest(ranges: Ranges) -> str:
+    """Returns the hash of what a cell reads of the ranges."""
+    plain = to_plain([ranges.tensors, ranges.smoothing])
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 def _write_cell(
-    path: Path, loaded: LoadedModel, text: TokenSlice, kept: tuple[BlockScores, int]
+    path: Path,
+    loaded: LoadedModel,
+    text: TokenSlice,
+    ranges_sha256: str,
+    kept: tuple[BlockScores, int],
 ) -> None:
     scores, hits = kept
     plain: dict[str, Any] = {
         "schema": CELL_SCHEMA,
         "model_sha256": loaded.sha256,
         "data_sha256": text.sha256,
+        "ranges_sha256": ranges_sha256,
         "hits": hits,
         "nll": scores.nll.tolist(),
         "tokens": scores.tokens.tolist(),
@@ -112,14 +132,17 @@ def _write_cell(
     write_json(path, plain)
 
 
-def _read_cell(path: Path, loaded: LoadedModel, text: TokenSlice) -> tuple[BlockScores, int] | None:
-    """Returns a finished cell of the same model and text, or None where there is none."""
+def _read_cell(
+    path: Path, loaded: LoadedModel, text: TokenSlice, ranges_sha256: str
+) -> tuple[BlockScores, int] | None:
+    """Returns a finished cell of the same model, text and ranges, or None where there is none."""
     if not path.exists():
         return None
     plain = read_plain(path)
     if not isinstance(plain, dict) or plain.get("schema") != CELL_SCHEMA:
         raise InputError(f"{path.name}: expected a cell of schema {CELL_SCHEMA}; remove the file.")
-    if plain["model_sha256"] != loaded.sha256 or plain["data_sha256"] != text.sha256:
+    known = plain["model_sha256"], plain["data_sha256"], plain.get("ranges_sha256", "")
+    if known != (loaded.sha256, text.sha256, ranges_sha256):
         return None
     scores = BlockScores(
         nll=np.array(plain["nll"]), tokens=np.array(plain["tokens"], dtype=np.int64)

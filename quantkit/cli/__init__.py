@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 
+from quantkit.cli.calib import calib_app
 from quantkit.cli.calibrate import calibrate
 from quantkit.cli.compare import compare
 from quantkit.cli.doctor import doctor
 from quantkit.cli.export import export
 from quantkit.cli.group import OneLineErrors
 from quantkit.cli.report import report
+from quantkit.cli.sensitivity import sensitivity
 from quantkit.cli.stats import stats
 from quantkit.cli.sweep import sweep
 
@@ -28,8 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _command in (stats, calibrate, sweep, export, compare, report, doctor):
+for _command in (stats, calibrate, sensitivity, sweep, export, compare, report, doctor):
     app.command()(_command)
+app.add_typer(calib_app, name="calib")
 
 
 def _version(wanted: bool) -> None:
@@ -59,6 +62,7 @@ def quantkit(
     Examples:
       quantkit doctor
       quantkit stats smollm2 --samples 8
+      quantkit calibrate smollm2 --method mse
       quantkit sweep ./my-model --bits 16,8,6,4 --granularity tensor,head
       quantkit compare ./baseline ./diff
       quantkit report reports/stats-* reports/sweep-*

@@ -9,16 +9,63 @@ import typer
 
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
-from quantkit.jobs import DEFAULT_TEXT, METHODS, CalibrateJob, default_out
+from quantkit.jobs import (
+    CALIBRATION_POINTS,
+    DEFAULT_CALIBRATION_POINTS,
+    DEFAULT_SAMPLES,
+    GUARDS,
+    KV_CACHE,
+    METHODS,
+    RANGE_GRANULARITIES,
+    UNTIL_STABLE_SAMPLES,
+    CalibrateJob,
+    default_out,
+)
 from quantkit.progress import Progress
-from quantkit.reporting import ranges_text
+from quantkit.reporting import calibration_text
 
 
 def calibrate(
-    model: options.Model,
-    calib: options.Calib = DEFAULT_TEXT,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            show_default=False,
+            help=f"{options.MODEL_WORDS}. Left out with --from.",
+        ),
+    ] = None,
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            show_default=False,
+            help="Choose ranges again, by another method or for other widths, from what an earlier "
+            "run observed: no model, no forward pass.",
+        ),
+    ] = None,
+    calib: options.Data = None,
     seq_len: options.SeqLen = 512,
-    samples: options.Samples = 128,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            "--samples",
+            metavar="N",
+            show_default=False,
+            help=f"Blocks, at most. Default: {DEFAULT_SAMPLES}; {UNTIL_STABLE_SAMPLES} with "
+            "--until-stable.",
+        ),
+    ] = None,
+    until_stable: Annotated[
+        str | None,
+        typer.Option(
+            "--until-stable",
+            metavar="SHARE",
+            show_default=False,
+            help="Go on until no range moved by more than this share of itself, e.g. 1%, over the "
+            "last quarter of the samples.",
+        ),
+    ] = None,
     batch_size: options.BatchSize = 4,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
@@ -26,33 +73,113 @@ def calibrate(
     method: Annotated[
         str,
         typer.Option(
-            "--method", metavar="NAME", help=f"How ranges are chosen: {', '.join(METHODS)}."
+            "--method",
+            metavar="NAME",
+            help=f"How ranges are chosen: {', '.join(METHODS)}; a percentile takes a number, as "
+            "upper-percentile:99.9. For single points: mse,attention_logit=minmax.",
         ),
     ] = "minmax",
+    bits: Annotated[
+        str,
+        typer.Option(
+            "--bits",
+            metavar="LIST",
+            help="Widths that ranges are chosen for, 2 to 16; the report's figures are for the "
+            "first.",
+        ),
+    ] = "8",
+    points: Annotated[
+        str | None,
+        typer.Option(
+            "--points",
+            metavar="LIST",
+            show_default=False,
+            help=f"What gets ranges: {', '.join(CALIBRATION_POINTS)}; {KV_CACHE} is "
+            f"attention_key,attention_value. Default: {','.join(DEFAULT_CALIBRATION_POINTS)}.",
+        ),
+    ] = None,
+    symmetric: Annotated[
+        str,
+        typer.Option(
+            "--symmetric",
+            metavar="LIST",
+            help="Points whose grid is symmetric, or none; the others' is asymmetric.",
+        ),
+    ] = "attention_logit",
+    granularity: Annotated[
+        str,
+        typer.Option(
+            "--granularity",
+            metavar="NAME",
+            help="Of what attention holds: a range a "
+            f"{' or a '.join(RANGE_GRANULARITIES)} (a layer and map).",
+        ),
+    ] = "head",
+    exclude_first: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-first",
+            help="Leave the first token of each sequence out of every range: its values saturate.",
+        ),
+    ] = False,
+    smooth: Annotated[
+        str | None,
+        typer.Option(
+            "--smooth",
+            metavar="ALPHA",
+            show_default=False,
+            help="Migrate scales from inputs to weights first (SmoothQuant): auto searches the "
+            "strength of each group, or a number from 0 to 1.",
+        ),
+    ] = None,
+    allow: Annotated[
+        str | None,
+        typer.Option(
+            "--allow",
+            metavar="LIST",
+            show_default=False,
+            help=f"Guards that may fail, which is recorded: {', '.join(GUARDS)}.",
+        ),
+    ] = None,
+    allow_unseen: options.AllowUnseen = None,
     out: options.Out = None,
     force: options.Force = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Fix quantization ranges from a calibration text.
+    """Fix quantization ranges, and say whether to trust them.
 
-    Writes ranges.json.
+    Writes ranges.json, calibration.json (what quantkit report draws) and observations.safetensors
+    (what --from reads). Ctrl-C and the same command: it goes on after the last finished batch.
 
     \b
     Examples:
       quantkit calibrate smollm2 --calib pydoc
-      quantkit calibrate ./my-model --calib corpus.txt --samples 128 --seq-len 512
+      quantkit calibrate ./my-model --calib corpus.txt --method mse --bits 8,4
+      quantkit calibrate ./my-model --until-stable 1%
+      quantkit calibrate --from reports/calibrate-my-model-0123456789 --method two-sided-percentile
+      quantkit calibrate smollm2 --smooth auto --out reports/smooth
     """
     job = CalibrateJob(
         model=model,
+        from_run=from_run,
         calib=calib,
         seq_len=seq_len,
         samples=samples,
+        until_stable=None if until_stable is None else options.share("until-stable", until_stable),
         batch_size=batch_size,
         dtype=dtype,
         device=device,
         bos=bos,
         method=method,
+        bits=options.whole_numbers("bits", bits),
+        points=None if points is None else _points(points),
+        symmetric=() if symmetric == "none" else options.words("symmetric", symmetric),
+        granularity=granularity,
+        exclude_first=exclude_first,
+        smooth=smooth,
+        allow=() if allow is None else options.words("allow", allow),
+        allow_unseen=() if allow_unseen is None else options.words("allow-unseen", allow_unseen),
         out=out,
         force=force,
     )
@@ -66,7 +193,16 @@ def calibrate(
         stage,
         folder=default_out("calibrate", job),
         result="ranges.json",
-        view=ranges_text,
+        view=calibration_text,
         as_json=as_json,
         quiet=quiet,
     )
+
+
+def _points(text: str) -> tuple[str, ...]:
+    """Returns the points, with those that a KV cache holds in the place of its name."""
+    found: list[str] = []
+    for word in options.words("points", text):
+        names = ("attention_key", "attention_value") if word == KV_CACHE else (word,)
+        found += [name for name in names if name not in found]
+    return tuple(found)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
@@ -15,8 +18,20 @@ def export(
     model: options.Model,
     quantize: options.Quantize = "w8a8",
     attention_bits: options.AttentionBits = 16,
+    ranges: options.Ranges = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="LIST",
+            show_default=False,
+            help="Quantizers that stay in float: names such as linear_input/model.layers.0.mlp.fc2, "
+            "or the folder of a quantkit sensitivity, for those that it suggests.",
+        ),
+    ] = None,
     calib: options.Calib = DEFAULT_TEXT,
     eval_text: options.Eval = DEFAULT_TEXT,
+    allow_overlap: options.AllowOverlap = False,
     seq_len: options.SeqLen = 512,
     samples: options.Samples = 128,
     eval_samples: options.EvalSamples = 64,
@@ -40,11 +55,15 @@ def export(
     Examples:
       quantkit export smollm2 --quantize w8a8
       quantkit export ./my-model --quantize w8a8 --attention-bits 8 --calib corpus.txt
+      quantkit export ./my-model --ranges reports/my-ranges --keep reports/my-sensitivity
       quantkit export ./my-model --quantize none --out onnx/my-model
     """
     job = ExportJob(
         model=model,
         recipe=quantize,
+        ranges=ranges,
+        keep=() if keep is None else options.words("keep", keep),
+        allow_overlap=allow_overlap,
         calib=calib,
         eval=eval_text,
         seq_len=seq_len,

@@ -9,7 +9,7 @@ import typer
 from quantkit.errors import InputError
 from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES
 
-_MODEL = (
+MODEL_WORDS = (
     "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
     "model: smollm2, minilm, dinov2-small"
 )
@@ -18,14 +18,17 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help=f"{_MODEL}.",
+        help=f"{MODEL_WORDS}.",
     ),
 ]
 Models = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL", show_default=False, help=f"One or more models. {_MODEL}."),
+    typer.Argument(metavar="MODEL", show_default=False, help=f"One or more models. {MODEL_WORDS}."),
 ]
-_SOURCE = "pydoc, a text file, a folder of .txt files, or a .jsonl file with a text field."
+_SOURCE = (
+    "a named set (quantkit calib ls), a text file, a folder of .txt files, or a .jsonl file with a "
+    "text field."
+)
 Calib = Annotated[str, typer.Option("--calib", metavar="SET", help=f"Calibration text: {_SOURCE}")]
 Eval = Annotated[
     str,
@@ -44,11 +47,28 @@ Data = Annotated[
         "--calib",
         metavar="SET",
         show_default=False,
-        help=f"What the model reads: {_SOURCE} For an image model a folder of images, or shapes "
-        "(generated). For any model a .npz of its inputs. Default: pydoc, or shapes.",
+        help=f"What the model reads: {_SOURCE} For an image model a folder of images, or a "
+        "named set of them. For any model a .npz of its inputs. Default: pydoc, or shapes.",
     ),
 ]
 Text = Annotated[str, typer.Option("--text", "--calib", metavar="SET", help=f"Text: {_SOURCE}")]
+Ranges = Annotated[
+    str | None,
+    typer.Option(
+        "--ranges",
+        metavar="RUN",
+        show_default=False,
+        help="Folder of a calibrate or compare run of this model: its ranges and its smoothing are "
+        "taken.",
+    ),
+]
+AllowOverlap = Annotated[
+    bool,
+    typer.Option(
+        "--allow-overlap",
+        help="Run although calibration has seen the evaluation text, or nobody can tell; recorded.",
+    ),
+]
 SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", help="Tokens a block.")]
 Samples = Annotated[int, typer.Option("--samples", metavar="N", help="Blocks, at most.")]
 CalibSamples = Annotated[
@@ -118,6 +138,16 @@ Out = Annotated[
         "same configuration goes on where it stopped.",
     ),
 ]
+PATTERNS = "glob patterns on module names"
+AllowUnseen = Annotated[
+    str | None,
+    typer.Option(
+        "--allow-unseen",
+        metavar="LIST",
+        show_default="none",
+        help=f"What need not run, e.g. experts: {PATTERNS}.",
+    ),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Replace what another configuration left in --out.")
 ]
@@ -152,6 +182,19 @@ def fractions(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in words(name, text))
     except ValueError:
         raise InputError(f"--{name} takes numbers such as 0.99,0.999; got {text!r}.") from None
+
+
+def share(name: str, text: str) -> float:
+    """Returns a fraction that is written as such, or in percent.
+
+    Raises:
+        InputError: neither.
+    """
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        return float(number) / (100.0 if percent else 1.0)
+    except ValueError:
+        raise InputError(f"--{name} takes a share such as 1% or 0.01; got {text!r}.") from None
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

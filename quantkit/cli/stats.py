@@ -14,8 +14,6 @@ from quantkit.jobs import DEVICE_MAPS, STATS_POINTS, StatsJob, default_out
 from quantkit.progress import Progress
 from quantkit.reporting import stats_text
 
-_PATTERNS = "glob patterns on module names"
-
 
 def stats(
     model: options.Models,
@@ -48,7 +46,7 @@ def stats(
             "--linear",
             metavar="LIST",
             show_default="all of them",
-            help=f"Measure the inputs of these linear layers: {_PATTERNS}.",
+            help=f"Measure the inputs of these linear layers: {options.PATTERNS}.",
         ),
     ] = None,
     layers: Annotated[
@@ -57,18 +55,10 @@ def stats(
             "--layers",
             metavar="LIST",
             show_default="found",
-            help=f"Whose outputs are the hidden states: {_PATTERNS}.",
+            help=f"Whose outputs are the hidden states: {options.PATTERNS}.",
         ),
     ] = None,
-    allow_unseen: Annotated[
-        str | None,
-        typer.Option(
-            "--allow-unseen",
-            metavar="LIST",
-            show_default="none",
-            help=f"What need not run, e.g. experts: {_PATTERNS}.",
-        ),
-    ] = None,
+    allow_unseen: options.AllowUnseen = None,
     quantiles: Annotated[
         str,
         typer.Option("--quantiles", metavar="LIST", help="Of |x|, fractions; beside the median."),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
@@ -15,7 +18,18 @@ def sweep(
     models: options.Models,
     bits: options.Bits = "16,8,6,4",
     granularity: options.Granularity = "tensor,head,row",
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize",
+            metavar="LIST",
+            show_default=False,
+            help="Other recipes to measure beside, e.g. w8a8,w8a16,logits8:head:static.",
+        ),
+    ] = None,
+    ranges: options.Ranges = None,
     eval_text: options.Eval = DEFAULT_TEXT,
+    allow_overlap: options.AllowOverlap = False,
     calib: options.Calib = DEFAULT_TEXT,
     calib_samples: options.CalibSamples = 128,
     seq_len: options.SeqLen = 512,
@@ -39,11 +53,15 @@ def sweep(
       quantkit sweep smollm2 --samples 8
       quantkit sweep ./baseline ./diff --bits 16,8,6,4 --granularity tensor,head
       quantkit sweep ./my-model --eval heldout.txt --json
+      quantkit sweep ./my-model --ranges reports/my-ranges --quantize w8a8,w8a16
     """
     job = SweepJob(
         models=tuple(models),
         eval=eval_text,
         calib=calib,
+        recipes=() if quantize is None else options.words("quantize", quantize),
+        ranges=ranges,
+        allow_overlap=allow_overlap,
         bits=options.whole_numbers("bits", bits),
         granularity=options.words("granularity", granularity),
         seq_len=seq_len,

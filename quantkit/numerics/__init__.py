@@ -5,8 +5,14 @@ Nothing here knows a module, a file or a global. The names below load on first u
 
     qtypes.py        integer types: bits, sign, narrow range           (torch-free)
     granularity.py   what shares one scale                              (torch-free)
+    methods.py       how a range is chosen: parameters and names       (torch-free)
     affine.py        the integer grid, bit for bit as ONNX
     observers/       what a stream of tensors looked like (monoids)
+    choose.py        observations -> a range, by any method
+    cells.py         what observers know of a group's elements
+    distortion.py    the error that a range causes, from bins
+    divergence.py    the information that a range loses, from bins
+    smoothing.py     SmoothQuant's migration scales
     outliers.py      the published definitions of outliers
 """
 
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
         reduce_absmax,
         symmetric_scale,
     )
+    from quantkit.numerics.choose import choose_range
+    from quantkit.numerics.distortion import Distortion
     from quantkit.numerics.granularity import (
         Granularity,
         PerAxis,
@@ -38,7 +46,9 @@ if TYPE_CHECKING:
         PerTensor,
         logit_granularity,
     )
+    from quantkit.numerics.methods import METHODS, Method, MethodChoice, parse_method, parse_methods
     from quantkit.numerics.qtypes import QType
+    from quantkit.numerics.smoothing import SmoothingChoice, search_alpha, smoothing_scales
 
 _HOMES = {
     "affine": (
@@ -53,6 +63,8 @@ _HOMES = {
         "reduce_absmax",
         "symmetric_scale",
     ),
+    "choose": ("choose_range",),
+    "distortion": ("Distortion",),
     "granularity": (
         "Granularity",
         "PerAxis",
@@ -63,12 +75,18 @@ _HOMES = {
         "PerTensor",
         "logit_granularity",
     ),
+    "methods": ("METHODS", "Method", "MethodChoice", "parse_method", "parse_methods"),
     "qtypes": ("QType",),
+    "smoothing": ("SmoothingChoice", "search_alpha", "smoothing_scales"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "METHODS",
+    "Distortion",
     "Granularity",
+    "Method",
+    "MethodChoice",
     "PerAxis",
     "PerGroup",
     "PerHead",
@@ -78,14 +96,20 @@ __all__ = [
     "QParams",
     "QType",
     "RangeError",
+    "SmoothingChoice",
     "affine_params",
     "check_range",
+    "choose_range",
     "dequantize",
     "expand_groups",
     "fake_quantize",
     "logit_granularity",
+    "parse_method",
+    "parse_methods",
     "quantize",
     "reduce_absmax",
+    "search_alpha",
+    "smoothing_scales",
     "symmetric_scale",
 ]
 

@@ -113,7 +113,13 @@ class ActivationStatistics:
                     apply_rules(x, real[index], summary, layer=visit.layer, sequence=sequence)
                 )
 
-        result = scan_tokens(visit, on_cut, first_sequence=self.first_sequence, floor=floor)
+        result = scan_tokens(
+            visit.tensor[:, None],
+            visit.real,
+            on_cut,
+            first_sequence=self.first_sequence,
+            floor=floor,
+        )
         self.inf_norm.see(sequence_max)
         seen = result.bundle
         return ActivationRecord(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from quantkit.calib_sets import DataSlice, TokenSlice
 from quantkit.models import LoadedModel, backbone
@@ -153,18 +152,10 @@ def run(
                 continue
             progress(what, mine.index(index), len(mine))
             statistics.begin(batch.first_sequence)
-            backbone(model)(**_inputs(model, batch.inputs, loaded.device))
+            backbone(model)(**loaded.backbone_inputs(batch.inputs))
             statistics.end()
     statistics.add_attachment(attachment)
     progress(what, len(mine), len(mine))
-
-
-def _inputs(model: Any, inputs: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
-    """Returns keyword arguments for the backbone, without a cache where it would make one."""
-    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items()}
-    if getattr(getattr(model, "config", None), "use_cache", None):
-        moved["use_cache"] = False
-    return moved
 
 
 def token_text(loaded: LoadedModel, data: DataSlice) -> TokenText:

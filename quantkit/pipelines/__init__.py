@@ -1,11 +1,17 @@
 """Pipelines: what each command does, from a job to a finished run folder."""
 
-from quantkit.pipelines.stages import (
-    run_calibrate,
-    run_compare,
-    run_export,
-    run_stats,
-    run_sweep,
-)
+from quantkit.pipelines.calibrate import run_calibrate
+from quantkit.pipelines.compare import run_compare
+from quantkit.pipelines.export import run_export
+from quantkit.pipelines.sensitivity import run_sensitivity
+from quantkit.pipelines.stats import run_stats
+from quantkit.pipelines.sweep import run_sweep
 
-__all__ = ["run_calibrate", "run_compare", "run_export", "run_stats", "run_sweep"]
+__all__ = [
+    "run_calibrate",
+    "run_compare",
+    "run_export",
+    "run_sensitivity",
+    "run_stats",
+    "run_sweep",
+]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from quantkit.numerics.scan import Cut, RowScan, ScanResult
-from quantkit.probes.activations import Activation
 from quantkit.probes.attention import AttentionLogits, LogitBlock
 from quantkit.probes.masks import Spans
 from quantkit.probes.places import POSITION_STEP, first_real, pack
@@ -135,6 +134,30 @@ class Adder:
                     )
 
 
+def probabilities_of(call: AttentionLogits) -> Feed:
+    """Returns the feed of a map's softmax outputs, tile by tile."""
+
+    def feed(index: int, adder: Adder) -> None:
+        alone, spans = call.of_sequence(index), call.attended_spans()
+        for tile in alone.tiles():
+            weights = alone.probabilities(tile)[0].contiguous()
+            rows = slice(tile.start, tile.start + weights.shape[1])
+            adder.add(
+                LogitBlock(
+                    sequence=index,
+                    head=0,
+                    row=rows.start,
+                    column=0,
+                    logits=weights,
+                    lo=spans.lo[index, rows],
+                    hi=spans.hi[index, rows],
+                    valid=tile.attended[0] if spans.has_holes else None,
+                )
+            )
+
+    return feed
+
+
 def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
     """Returns the feed of a map's logits; threads compute and scan blocks side by side."""
 
@@ -152,34 +175,40 @@ def logits_of(call: AttentionLogits, *, modified: bool) -> Feed:
 
 
 def scan_tokens(
-    visit: Activation,
+    x: Tensor,
+    real: Tensor,
     on_cut: OnCut,
     *,
     first_sequence: int,
     floor: Tensor | None = None,
     k: int = 100,
 ) -> ScanResult:
-    """Returns what was seen of one activation of one forward pass, a group a token class.
+    """Returns what was seen of one activation of one forward pass; group `class * groups + group`.
 
     `on_cut` hears of every sequence that has a real token. Memory: the bins that are used.
+
+    Args:
+        x: `[batch, groups, token, channel]`.
+        real: bool `[batch, token]`, False where the token is padding.
+        first_sequence, floor: As in `scan_map`.
     """
-    x, real = visit.tensor.detach().float(), visit.real.cpu()
-    batch, length, channels = x.shape
+    x, real = x.detach().float(), real.cpu()
+    batch, groups, length, channels = x.shape
     first, position = first_real(real), torch.arange(length)
-    scan = RowScan(len(TOKEN_CLASSES), k=k, floor=floor)
+    scan = RowScan(len(TOKEN_CLASSES) * groups, k=k, floor=floor)
     hi = torch.full((length,), channels)
     for index in range(batch):
         if not bool(real[index].any()):
             continue
         is_first = position == first[index]
-        for group, chosen in enumerate((real[index] & is_first, real[index] & ~is_first)):
+        for number, chosen in enumerate((real[index] & is_first, real[index] & ~is_first)):
             scan.add(
-                x[index][None],
+                x[index],
                 torch.zeros_like(hi),
                 torch.where(chosen, hi, 0),
                 tag=pack(first_sequence + index, 0, 0),
                 row_step=POSITION_STEP,
-                first_group=group,
+                first_group=number * groups,
             )
         on_cut(index, scan.cut())
     return scan.finish()

@@ -6,6 +6,7 @@
 | `ranges.json` | `Ranges` | `quantkit calibrate` |
 | `calibration.json` | `Calibration` | `quantkit calibrate` |
 | `sweep.json` | `Sweep` | `quantkit sweep` |
+| `sensitivity.json` | `Sensitivity` | `quantkit sensitivity` |
 | `export.json` | `Export` | `quantkit export` |
 | `curves.jsonl` | `Curves` | `quantkit.monitoring` |
 """
@@ -28,8 +29,17 @@ from quantkit.results.curves import (
 )
 from quantkit.results.export import Accuracy, Export, FileInfo, Parity, QuantizerInfo
 from quantkit.results.info import DataInfo, ModelInfo
-from quantkit.results.io import dumps, read_json, read_plain, schema_of, to_plain, write_json
+from quantkit.results.io import (
+    decode,
+    dumps,
+    read_json,
+    read_plain,
+    schema_of,
+    to_plain,
+    write_json,
+)
 from quantkit.results.ranges import Interval, Range, Ranges, Smoothing, StabilityPoint
+from quantkit.results.sensitivity import KeptPoint, Sensitivity, UnitSensitivity
 from quantkit.results.stats import (
     TOP_RANKS,
     DifferentialLayer,
@@ -64,6 +74,7 @@ __all__ = [
     "GroupStats",
     "HiddenCurve",
     "Interval",
+    "KeptPoint",
     "LogitCurve",
     "MassiveActivations",
     "MethodRange",
@@ -76,6 +87,7 @@ __all__ = [
     "QuantizerInfo",
     "Range",
     "Ranges",
+    "Sensitivity",
     "Smoothing",
     "StabilityPoint",
     "Stats",
@@ -85,7 +97,9 @@ __all__ = [
     "TokenClass",
     "TokenOutlier",
     "TopEntry",
+    "UnitSensitivity",
     "append_curves",
+    "decode",
     "dumps",
     "prepare_curves",
     "read_curves",

@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from quantkit.cli import app
 from quantkit.cli.doctor import cache_folder, cpu_features, folder_bytes
 from quantkit.errors import GateError, InputError
-from quantkit.jobs import CompareJob, ExportJob, StatsJob, SweepJob
+from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
 from quantkit.progress import Progress
 
 V1 = Path(__file__).parent.parent / "results" / "fixtures" / "v1"
-COMMANDS = ("stats", "calibrate", "sweep", "export", "compare", "report", "doctor")
+COMMANDS = (
+    "stats", "calibrate", "sensitivity", "sweep", "export", "compare", "report", "doctor",
+)  # fmt: skip
 
 
 class Pipelines(types.ModuleType):
@@ -32,8 +34,8 @@ class Pipelines(types.ModuleType):
         self.folder = folder
         self.job: Any = None
         self.error: BaseException | None = None
-        for name in ("run_stats", "run_calibrate", "run_sweep", "run_export", "run_compare"):
-            setattr(self, name, self.run)
+        for name in (*COMMANDS[:-2], "report"):
+            setattr(self, f"run_{name}", self.run)
 
     def last(self) -> object:
         return self.job
@@ -73,14 +75,14 @@ def test_help_has_examples_and_defaults(command: str) -> None:
     assert "Examples:" in out
     assert f"quantkit {command}" in out
     if command not in ("report", "doctor"):
-        assert "[default: 512]" in out.replace("\n", " ")
+        assert re.search(r"\[default: (512|256)\]", out.replace("\n", " "))
         assert "--force" in out
 
 
 def test_help_and_no_argument_list_the_commands() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
-    for command in COMMANDS:
+    for command in (*COMMANDS, "calib"):
         assert re.search(rf"^  {command} ", out, re.MULTILINE)
     assert "..." not in out.split("Commands:")[1]
     assert invoke()[:2] == (0, out)
@@ -103,6 +105,22 @@ def test_help_and_no_argument_list_the_commands() -> None:
         pytest.param(["sweep", "m", "--bits", "32"], "2 to 15", id="range"),
         pytest.param(["sweep", "m", "--granularity", "heads"], "Did you mean 'head'", id="gran"),
         pytest.param(["calibrate", "m", "--method", "max"], "minmax", id="method"),
+        pytest.param(["calibrate"], "takes a MODEL, or --from RUN", id="no model to calibrate"),
+        pytest.param(["calibrate", "m", "--from", "r"], "one of the two", id="model and run"),
+        pytest.param(["calibrate", "m", "--points", "logits"], "attention_logit", id="points"),
+        pytest.param(["calibrate", "m", "--symmetric", "q"], "attention_query", id="symmetric"),
+        pytest.param(["calibrate", "m", "--until-stable", "1"], "below 100%", id="share"),
+        pytest.param(["calibrate", "m", "--until-stable", "x"], "such as 1%", id="no share"),
+        pytest.param(["calibrate", "m", "--bits", "17"], "2 to 16", id="calibrated bits"),
+        pytest.param(["calibrate", "m", "--allow", "nan"], "nonfinite", id="guard"),
+        pytest.param(["calibrate", "m", "--granularity", "row"], "head", id="range granularity"),
+        pytest.param(["calibrate", "m", "--smooth", "2"], "from 0 to 1", id="alpha"),
+        pytest.param(["calibrate", "--from", "r", "--smooth", "0.5"], "MODEL", id="no pass"),
+        pytest.param(
+            ["calibrate", "m", "--method", "mse,logits=minmax"],
+            "unknown point",
+            id="method's point",
+        ),
         pytest.param(["export", "m", "--quantize", "w8b8"], "Did you mean 'w8a8'", id="recipe"),
         pytest.param(["export", "m", "--attention-bits", "5"], "16, 4, 6, 8", id="attention"),
         pytest.param(["compare"], "no model was named", id="compare"),
@@ -133,6 +151,21 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
     )
     invoke("export", "m", "--quantize", "w8", "--attention-bits", "8", "--eval", "e.txt")
     assert pipelines.last() == ExportJob(model="m", recipe="w8", attention_bits=8, eval="e.txt")
+    invoke(
+        "calibrate", "m", "--method", "mse,attention_logit=minmax", "--bits", "8,4", "--points",
+        "linear_input,kv_cache", "--symmetric", "none", "--granularity", "tensor", "--smooth",
+        "auto", "--until-stable", "2%", "--allow", "zero,constant", "--exclude-first",
+    )  # fmt: skip
+    job = pipelines.last()
+    assert job == CalibrateJob(
+        model="m", method="mse,attention_logit=minmax", bits=(8, 4), symmetric=(),
+        points=("linear_input", "attention_key", "attention_value"), granularity="tensor",
+        smooth="auto", until_stable=0.02, allow=("zero", "constant"), exclude_first=True,
+    )  # fmt: skip
+    assert job.most_samples == 1024 and job.alpha is None
+    assert CalibrateJob(model="m", smooth="0.5").alpha == 0.5
+    invoke("calibrate", "--from", "reports/run", "--method", "entropy")
+    assert pipelines.last() == CalibrateJob(from_run="reports/run", method="entropy")
     invoke("compare", "a", "b", "--text", "t.txt", "--eval-samples", "2")
     assert pipelines.last() == CompareJob(models=("a", "b"), text="t.txt", eval_samples=2)
 

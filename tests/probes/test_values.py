@@ -1,4 +1,4 @@
-"""`attention_value` and `linear_output`, against hooks of this test on the modules that make them."""
+"""`attention_value` and `linear_output`, against plain hooks on the modules that make them."""
 
 from __future__ import annotations
 

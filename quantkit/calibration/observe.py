@@ -1,0 +1,277 @@
+"""The calibration pass: batches x probes x observers -> `Recording`.
+
+Time: a forward pass over the data, and what is scanned: about as much again for the inputs of
+linear layers and the logits. Memory: one batch's activations, a block of logits a thread, and an
+`Observation` of fixed size a tensor: it does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from quantkit.calib_sets import DataSlice
+from quantkit.calibration.observation import Observation
+from quantkit.calibration.recording import (
+    OBSERVATIONS_FILE,
+    Checkpoint,
+    Hits,
+    Recording,
+    load,
+    save,
+)
+from quantkit.calibration.stability import checkpoints_before, checkpoints_until, is_stable
+from quantkit.calibration.watch import Watch
+from quantkit.errors import InputError
+from quantkit.models import LoadedModel, backbone
+from quantkit.probes import Attachment, attach, require_seen
+from quantkit.probes import Hits as ModuleHits
+from quantkit.processes import Processes
+from quantkit.progress import Progress, silent
+
+SAVE_EVERY_S: Final = 60.0
+"""Seconds between two writes of what was seen so far; a write takes less than one."""
+ALONE: Final = Processes()
+_PARTS: Final = "observations.part-*.safetensors"
+
+Choose = Callable[[Mapping[str, Observation]], dict[str, tuple[Tensor, Tensor]]]
+"""Returns the ranges that would be chosen from what was seen so far."""
+
+
+def observe(
+    loaded: LoadedModel,
+    data: DataSlice,
+    *,
+    points: Sequence[str],
+    choose: Choose,
+    batch_size: int = 4,
+    averaging_constant: float = 0.01,
+    until_stable: float | None = None,
+    allow_unseen: Sequence[str] = (),
+    store: Path | None = None,
+    identity: Mapping[str, Any] | None = None,
+    processes: Processes = ALONE,
+    progress: Progress = silent,
+) -> Recording | None:
+    """Returns what was seen of every tensor of the points, in all processes together.
+
+    Only the backbone runs. Only elements that exist count: no padding, no masked logits.
+
+    Args:
+        choose: For the ranges at growing sample counts; called at the first process.
+        until_stable: Stop where no range moved by more than this share of itself over the last
+            quarter of the samples; None: take all samples.
+        store: Folder in which a process that is interrupted leaves what it has seen, and where it
+            looks for that when it starts; None: nothing is kept.
+        identity: Plain data; what was left by a run with another identity is not taken up.
+        processes: Those that share the batches; all but the first get None.
+
+    Raises:
+        ProbeError: a module that no probe saw and that `allow_unseen` does not match.
+    """
+    known = dict(identity or {}) | {"processes": processes.count, "batch_size": batch_size}
+    kept = None if store is None else _Kept(path=store / _part(processes), identity=known)
+    work = _Pass(
+        loaded=loaded,
+        data=data,
+        batch_size=batch_size,
+        points=points,
+        averaging_constant=averaging_constant,
+        choose=choose,
+        until_stable=until_stable,
+        allow_unseen=allow_unseen,
+        kept=kept,
+        processes=processes,
+        progress=progress,
+    )
+    try:
+        whole = work.run()
+    except KeyboardInterrupt:
+        if kept is not None:
+            kept.save(work.recording)
+        raise
+
+    def judge() -> None:
+        assert whole is not None
+        require_seen(_attachment(whole), allow_unseen)
+
+    processes.at_first(judge)
+    return whole
+
+
+def forget(store: Path) -> None:
+    """Removes what interrupted processes left, once it is part of a finished file."""
+    for path in store.glob(_PARTS):
+        path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Kept:
+    """Where this process leaves what it has seen."""
+
+    path: Path
+    identity: Mapping[str, Any]
+    last: float = field(default_factory=time.monotonic)
+
+    def save(self, recording: Recording) -> None:
+        save(self.path, recording, dict(self.identity))
+        self.last = time.monotonic()
+
+    def save_now_and_then(self, recording: Recording) -> None:
+        if time.monotonic() - self.last >= SAVE_EVERY_S:
+            self.save(recording)
+
+    def load(self) -> Recording:
+        """Returns what an earlier process of the same job left, else an empty recording."""
+        if self.path.is_file():
+            try:
+                recording, theirs = load(self.path)
+            except InputError:  # of another version, or broken: begin again
+                return Recording()
+            if theirs == dict(self.identity):
+                return recording
+        return Recording()
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """One process's share of the pass."""
+
+    loaded: LoadedModel
+    data: DataSlice
+    batch_size: int
+    points: Sequence[str]
+    averaging_constant: float
+    choose: Choose
+    until_stable: float | None
+    allow_unseen: Sequence[str]
+    kept: _Kept | None
+    processes: Processes
+    progress: Progress
+    recording: Recording = field(default_factory=Recording)
+    whole: Recording | None = None
+
+    def run(self) -> Recording | None:
+        """Returns the recording of all processes at the first one, None at the others."""
+        plan = checkpoints_before if self.until_stable is None else checkpoints_until
+        stops = plan(self.data.sequences, self.batch_size)
+        passed = self._take_up(stops)
+        model, batches = self.loaded.model, stops[-1]
+        watch = Watch(
+            points=self.points,
+            averaging_constant=self.averaging_constant,
+            seen=self.recording.seen,
+        )
+        what = f"calibrating {self.loaded.name}"
+        has_some = any(self.processes.mine(index) for index in range(batches))
+        with ExitStack() as stack:
+            attachment = Attachment()
+            if has_some:
+                stack.enter_context(torch.no_grad())
+                attachment = stack.enter_context(
+                    # what one process's batches leave out, another's may see: judged at the end
+                    attach(model, watch.callbacks(), allow_unseen=[*self.allow_unseen, "*"])
+                )
+            earlier = self.recording.hits
+            for index, batch in enumerate(self.data.batches(self.batch_size)):
+                if index >= self.recording.batches:
+                    if self.processes.mine(index):
+                        self.progress(what, index, batches)
+                        watch.begin(batch.first_sequence)
+                        backbone(model)(**self.loaded.backbone_inputs(batch.inputs))
+                        watch.end()
+                    self._count(index + 1, earlier, attachment)
+                if index + 1 in stops and index + 1 > passed and self._at_stop(stops):
+                    break
+        self.progress(what, batches, batches)
+        return self.whole
+
+    def _count(self, batches: int, earlier: Hits, attachment: Attachment) -> None:
+        """Notes that so many batches are done, and keeps the recording from time to time."""
+        recording = self.recording
+        recording.batches = batches
+        recording.samples = min(batches * self.batch_size, self.data.sequences)
+        recording.hits = {}
+        recording.add_hits(earlier)
+        recording.add_hits(_hits(attachment))
+        recording.notes += [n for n in attachment.notes if n not in recording.notes]
+        if self.kept is not None:
+            self.kept.save_now_and_then(recording)
+
+    def _take_up(self, stops: Sequence[int]) -> int:
+        """Takes up what an interrupted job left; returns the last stop that was passed.
+
+        Only where all processes left it within the same two stops: else all begin again.
+        """
+        if self.kept is None:
+            return 0
+        found = self.kept.load()
+
+        def last_stop() -> int:
+            if not found.checkpoints:
+                return 0
+            count = found.checkpoints[-1].samples
+            fitting = (n for n in stops if min(n * self.batch_size, self.data.sequences) == count)
+            return next(fitting, 0)
+
+        passed = self.processes.at_first(last_stop)
+        ahead = next((n for n in stops if n > passed), passed)
+        fits = [passed <= found.batches <= ahead]
+        everyone: list[bool] = []
+        for theirs in self.processes.gather(fits):
+            everyone += theirs
+        if not self.processes.at_first(lambda: all(everyone)):
+            return 0
+        self.recording = found
+        return passed
+
+    def _at_stop(self, stops: Sequence[int]) -> bool:
+        """Looks at the ranges so far; returns whether this is the end, as the first decides."""
+        recording = self.recording
+        together = Recording()
+        for other in self.processes.gather(recording):
+            together.absorb(other)
+
+        def decide() -> bool:
+            point = Checkpoint(samples=recording.samples, ranges=self.choose(together.seen))
+            points = [*recording.checkpoints, point]
+            is_end = recording.batches == stops[-1] or (
+                self.until_stable is not None and is_stable(points, self.until_stable)
+            )
+            if is_end:  # not kept in the recording: taken again where this is interrupted
+                together.batches, together.samples = recording.batches, recording.samples
+                together.checkpoints, self.whole = points, together
+            else:
+                recording.checkpoints = points
+            return is_end
+
+        return self.processes.at_first(decide)
+
+
+def _hits(attachment: Attachment) -> Hits:
+    return {
+        point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
+        for point, modules in attachment.hits.items()
+    }
+
+
+def _attachment(recording: Recording) -> Attachment:
+    """Returns the hits as probes count them, to be judged over all processes."""
+    return Attachment(
+        hits={
+            point: {name: ModuleHits(calls=n, elements=size) for name, (n, size) in found.items()}
+            for point, found in recording.hits.items()
+        }
+    )
+
+
+def _part(processes: Processes) -> str:
+    stem, suffix = OBSERVATIONS_FILE.split(".")
+    return f"{stem}.part-{processes.rank}-of-{processes.count}.{suffix}"

@@ -1,0 +1,179 @@
+"""`quantkit sensitivity`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.cli import options
+from quantkit.cli.console import run_stage
+from quantkit.errors import InputError
+from quantkit.jobs import DEFAULT_TEXT, default_out
+from quantkit.progress import Progress
+from quantkit.reporting.text import Table, number, plain_table, printable, share
+from quantkit.results import Sensitivity, read_json
+from quantkit.search.job import GROUPS, MODES, TARGET_FRAC, SensitivityJob
+
+
+def sensitivity(
+    model: options.Model,
+    ranges: Annotated[
+        str,
+        typer.Option(
+            "--ranges",
+            metavar="RUN",
+            show_default=False,
+            help="Folder of a calibrate or compare run of this model, with its ranges.json.",
+        ),
+    ],
+    quantize: options.Quantize = "w8a8",
+    eval_text: options.Eval = DEFAULT_TEXT,
+    seq_len: options.SeqLen = 256,
+    samples: options.Samples = 8,
+    batch_size: options.BatchSize = 4,
+    modes: Annotated[
+        str,
+        typer.Option(
+            "--modes",
+            metavar="LIST",
+            help="enable-one: what a unit costs alone; disable-one: what keeping it in float "
+            "removes of the whole.",
+        ),
+    ] = ",".join(MODES),
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group", metavar="UNIT", help=f"What is switched together: {', '.join(GROUPS)}."
+        ),
+    ] = GROUPS[0],
+    weights: Annotated[
+        bool,
+        typer.Option(
+            "--weights",
+            help="Switch weights one by one too, not only inputs and logits; module and layer "
+            "switch theirs in any case.",
+        ),
+    ] = False,
+    remaining: Annotated[
+        float,
+        typer.Option(
+            "--remaining",
+            metavar="FRACTION",
+            help="Find the fewest units to keep in float after which less than this share of the "
+            "whole error remains.",
+        ),
+    ] = TARGET_FRAC,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", help="Rows to show; the file has all.")
+    ] = 20,
+    allow_overlap: Annotated[
+        bool,
+        typer.Option(
+            "--allow-overlap",
+            help="Run on text that calibration has seen, or may have; the result says so.",
+        ),
+    ] = False,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    out: options.Out = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Rank the tensors whose quantization costs most.
+
+    Each is switched on alone in the float model, and off alone in the quantized one; the cost is
+    the KL divergence from the float model's predictions on held-out text. Says how few to keep in
+    higher precision; writes sensitivity.json.
+
+    \b
+    Examples:
+      quantkit sensitivity smollm2 --ranges reports/calibrate-smollm2-0123456789
+      quantkit sensitivity ./my-model --ranges RUN --quantize w8a8+logits6:head:static
+      quantkit sensitivity ./my-model --ranges RUN --group module --eval heldout.txt --top 40
+    """
+    if top < 1:
+        raise InputError(f"--top takes a whole number of at least 1, got {top}.")
+    job = SensitivityJob(
+        model=model,
+        ranges=ranges,
+        recipe=quantize,
+        eval=eval_text,
+        seq_len=seq_len,
+        samples=samples,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        modes=options.words("modes", modes),
+        group=group,
+        weights=weights,
+        target_frac=remaining,
+        allow_overlap=allow_overlap,
+        out=out,
+        force=force,
+    )
+
+    def stage(progress: Progress) -> Path:
+        from quantkit.pipelines.sensitivity import run_sensitivity
+
+        return run_sensitivity(job, progress=progress)
+
+    run_stage(
+        stage,
+        folder=default_out("sensitivity", job),
+        result="sensitivity.json",
+        view=partial(sensitivity_text, top=top),
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+def sensitivity_text(run_folder: Path, top: int) -> str:
+    """Returns the worst units, and how many of them to keep in float."""
+    found = read_json(run_folder / "sensitivity.json", Sensitivity)
+    rows = tuple(
+        (
+            str(row.rank),
+            row.name,
+            number(row.enable_one_kl),
+            number(row.enable_one_stderr, 2),
+            number(row.disable_one_kl),
+            share(row.removed_frac),
+            share(row.removed_stderr_frac),
+        )
+        for row in found.rows[:top]
+    )
+    table = Table(
+        title=f"Sensitivity: {found.model.name}, {found.recipe}, {found.data.sequences} x "
+        f"{found.data.seq_len} tokens; KL {number(found.total_kl)} nats a token in all",
+        columns=("rank", found.group, "alone", "+-", "all but it", "removes", "+-"),
+        rows=rows,
+        text_columns=2,
+        note=f"{len(found.rows) - len(rows)} more in sensitivity.json."
+        if len(rows) < len(found.rows)
+        else "",
+    )
+    lines = [f"WARNING: {line}" for line in found.warnings]
+    return plain_table(table) + "".join(f"{printable(line)}\n" for line in [*lines, _kept(found)])
+
+
+def _kept(found: Sensitivity) -> str:
+    """Returns what keeping the worst ones in float would do, in one sentence."""
+    target = share(found.target_frac)
+    enough = [point for point in found.kept if point.remaining_frac < found.target_frac]
+    if enough:
+        few = enough[0]
+        return (
+            f"kept in float, the {few.units} worst of {len(found.rows)} leave "
+            f"{share(few.remaining_frac)} of the error (KL {number(few.kl)}; below {target})."
+        )
+    if not found.kept:
+        return "there is no error to remove."
+    most = found.kept[-1]
+    return (
+        f"no number of them leaves less than {target} of the error: all {most.units} leave "
+        f"{share(most.remaining_frac)} (KL {number(most.kl)})."
+    )

@@ -1,0 +1,59 @@
+"""What each command is asked to do, as data: one frozen job a command, and its output folder.
+
+A job checks its own words and numbers when it is made, so that a wrong one costs no model load.
+"""
+
+from quantkit.jobs.calibrate import CalibrateJob
+from quantkit.jobs.choices import (
+    ATTENTION_BITS,
+    BOS,
+    CALIBRATION_POINTS,
+    DEFAULT_CALIBRATION_POINTS,
+    DEFAULT_SAMPLES,
+    DEFAULT_TEXT,
+    DEVICE_MAPS,
+    DTYPES,
+    GUARDS,
+    KV_CACHE,
+    OPSETS,
+    RANGE_GRANULARITIES,
+    SHIPPED_PAIR,
+    STATS_POINTS,
+    UNTIL_STABLE_SAMPLES,
+)
+from quantkit.jobs.compare import CompareJob
+from quantkit.jobs.export import ExportJob, with_attention_bits
+from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.jobs.stats import StatsJob, memory_limits
+from quantkit.jobs.sweep import SweepJob
+from quantkit.numerics.methods import METHODS
+
+__all__ = [
+    "ATTENTION_BITS",
+    "BOS",
+    "CALIBRATION_POINTS",
+    "DEFAULT_CALIBRATION_POINTS",
+    "DEFAULT_SAMPLES",
+    "DEFAULT_TEXT",
+    "DEVICE_MAPS",
+    "DTYPES",
+    "GUARDS",
+    "KV_CACHE",
+    "METHODS",
+    "NOT_CONFIG",
+    "OPSETS",
+    "RANGE_GRANULARITIES",
+    "SHIPPED_PAIR",
+    "STATS_POINTS",
+    "UNTIL_STABLE_SAMPLES",
+    "CalibrateJob",
+    "CompareJob",
+    "ExportJob",
+    "Job",
+    "StatsJob",
+    "SweepJob",
+    "config_hash",
+    "default_out",
+    "memory_limits",
+    "with_attention_bits",
+]

@@ -1,0 +1,117 @@
+"""`quantkit calibrate` as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantkit.errors import InputError
+from quantkit.jobs.checks import check_choice, check_common, check_cpu, check_positive
+from quantkit.jobs.choices import (
+    CALIBRATION_POINTS,
+    DEFAULT_SAMPLES,
+    GUARDS,
+    RANGE_GRANULARITIES,
+    UNTIL_STABLE_SAMPLES,
+)
+from quantkit.numerics.methods import parse_methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateJob:
+    """Ranges of one model from `samples` samples of `calib`, or from what an earlier job observed.
+
+    Attributes:
+        model: None with `from_run`, which knows it.
+        from_run: A folder with `observations.safetensors`: choose ranges again, without a pass.
+        calib: None: `pydoc` for text models, `shapes` for image models.
+        samples: None: 128, or up to 1,024 with `until_stable`.
+        points: None: inputs of linear layers, and attention logits where the model attends.
+        method: E.g. `mse` or `mse,attention_logit=minmax`; see `numerics.methods`.
+        bits: Widths that the ranges are chosen for; the report's figures are for the first.
+        symmetric: Points on the symmetric narrow grid; all others are on the asymmetric one.
+        granularity: Of what attention holds: a range a `head`, or one a `tensor`.
+        exclude_first: Leave the first token of each sequence out of every range.
+        smooth: `auto` or an alpha from 0 to 1: migrate scales from inputs to weights (SmoothQuant).
+        until_stable: Stop where no range moved by more than this share of itself over the last
+            quarter of the samples.
+        allow: Guards that may fail; `allow_unseen`: glob patterns on modules that need not run.
+    """
+
+    model: str | None = None
+    from_run: str | None = None
+    calib: str | None = None
+    seq_len: int = 512
+    samples: int | None = None
+    batch_size: int = 4
+    dtype: str = "float32"
+    device: str = "cpu"
+    bos: str = "auto"
+    method: str = "minmax"
+    points: tuple[str, ...] | None = None
+    bits: tuple[int, ...] = (8,)
+    symmetric: tuple[str, ...] = ("attention_logit",)
+    granularity: str = "head"
+    exclude_first: bool = False
+    smooth: str | None = None
+    until_stable: float | None = None
+    allow: tuple[str, ...] = ()
+    allow_unseen: tuple[str, ...] = ()
+    out: str | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.from_run is None):
+            raise InputError(
+                "calibrate takes a MODEL, or --from RUN to choose ranges again from what RUN "
+                "observed: expected one of the two."
+            )
+        check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
+        check_cpu(self.device)
+        check_positive("samples", self.most_samples)
+        for point in self.points or ():
+            check_choice("points", point, CALIBRATION_POINTS)
+        for point in self.symmetric:
+            check_choice("symmetric", point, CALIBRATION_POINTS)
+        parse_methods(self.method, CALIBRATION_POINTS)
+        for width in self.bits:
+            if not 2 <= width <= 16:
+                raise InputError(f"--bits takes 2 to 16, got {width}.")
+        if not self.bits:
+            raise InputError("--bits is empty; expected e.g. 8 or 8,6,4.")
+        check_choice("granularity", self.granularity, RANGE_GRANULARITIES)
+        for guard in self.allow:
+            check_choice("allow", guard, GUARDS)
+        if self.until_stable is not None and not 0.0 < self.until_stable < 1.0:
+            raise InputError(
+                f"--until-stable takes a share such as 1%, above 0 and below 100%, got "
+                f"{100 * self.until_stable:g}%."
+            )
+        if self.smooth is not None:
+            check_smooth(self.smooth, self.points, self.from_run)
+
+    @property
+    def most_samples(self) -> int:
+        """Samples, at most."""
+        if self.samples is not None:
+            return self.samples
+        return DEFAULT_SAMPLES if self.until_stable is None else UNTIL_STABLE_SAMPLES
+
+    @property
+    def alpha(self) -> float | None:
+        """The migration strength that was given; None: it is searched, or nothing migrates."""
+        return None if self.smooth in (None, "auto") else float(str(self.smooth))
+
+
+def check_smooth(smooth: str, points: tuple[str, ...] | None, from_run: str | None) -> None:
+    if from_run is not None:
+        raise InputError("--smooth takes passes over the data: give MODEL, not --from RUN.")
+    if points is not None and "linear_input" not in points:
+        raise InputError(
+            "--smooth moves the ranges of linear inputs: add linear_input to --points."
+        )
+    try:
+        fits = smooth == "auto" or 0.0 <= float(smooth) <= 1.0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InputError(f"--smooth takes auto, or alpha from 0 to 1, got {smooth!r}.")

@@ -1,0 +1,42 @@
+"""What options offer: help pages, checks and errors read it here, once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_TEXT: Final = "pydoc"
+DEFAULT_SAMPLES: Final = 128
+DTYPES: Final = ("float32", "bfloat16", "float16")
+BOS: Final = ("auto", "always", "never")
+CALIBRATION_POINTS: Final = (
+    "linear_input",
+    "linear_output",
+    "attention_logit",
+    "attention_probability",
+    "attention_query",
+    "attention_key",
+    "attention_value",
+    "attention_output",
+)
+"""The points whose ranges `calibrate` fixes. What a KV cache holds are the keys and the values."""
+DEFAULT_CALIBRATION_POINTS: Final = ("linear_input", "attention_logit")
+KV_CACHE: Final = "kv_cache"
+"""Short for the two points that a KV cache holds."""
+RANGE_GRANULARITIES: Final = ("head", "tensor")
+GUARDS: Final = ("unseen", "nonfinite", "mask", "zero", "constant")
+UNTIL_STABLE_SAMPLES: Final = 1024
+"""The most samples that --until-stable takes where --samples says nothing."""
+STATS_POINTS: Final = (
+    "attention_logit",
+    "hidden_state",
+    "attention_output",
+    "mlp_input",
+    "mlp_down_input",
+    "linear_input",
+)
+"""The points that `stats` can measure; the probes' own, in the order of a report."""
+DEVICE_MAPS: Final = ("auto",)
+ATTENTION_BITS: Final = (16, 8, 6, 4)
+OPSETS: Final = (21, 22, 23)
+SHIPPED_PAIR: Final[tuple[str, ...]] = ()
+"""The matched models that `compare` takes when none is named; none ships in this version."""

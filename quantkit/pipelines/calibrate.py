@@ -1,0 +1,286 @@
+"""`calibrate` as a stage: a job in, a folder with ranges out, which later stages take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from quantkit.calib_sets import DataSlice, data_slice, sample_count_warning
+from quantkit.calibration import (
+    OBSERVATIONS_FILE,
+    RangePlan,
+    Recording,
+    choose_ranges,
+    diagnose,
+    forget,
+    observe,
+    ranges_now,
+    save,
+    stability,
+)
+from quantkit.calibration import load as load_observations
+from quantkit.errors import InputError
+from quantkit.jobs import CALIBRATION_POINTS, DEFAULT_CALIBRATION_POINTS, CalibrateJob
+from quantkit.models import LoadedModel, attention_modules, load, prepare
+from quantkit.numerics.affine import RangeError
+from quantkit.numerics.methods import MovingAverageRange, parse_methods
+from quantkit.pipelines.origin import Origin, finished, origin_of
+from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.smoothing import smoothing_of
+from quantkit.processes import Processes, joined
+from quantkit.progress import Progress, silent
+from quantkit.quantization import smoothed
+from quantkit.results import (
+    Calibration,
+    Ranges,
+    Smoothing,
+    write_json,
+)
+from quantkit.results.environment import environment
+
+ALONE: Final = Processes()
+
+
+def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
+    """Returns the folder with `ranges.json`, `calibration.json` and `observations.safetensors`.
+
+    Several processes (`accelerate launch`, torchrun) share the batches; the first one writes.
+
+    Raises:
+        RangeError: ranges that cannot be trusted; what was observed stays.
+    """
+    with joined() as processes:
+        run = processes.at_first(lambda: open_run("calibrate", job))
+        if run.finished:
+            return run.folder
+        plan = plan_of(job)
+        if job.from_run is not None:
+            source = Path(job.from_run)
+            processes.at_first(lambda: _choose_again(source, run.folder, plan, progress))
+        else:
+            assert job.model is not None  # the job has checked it
+            if processes.count > 1:  # one converts or downloads, the others find it done
+                processes.at_first(partial(prepare, job.model))
+            loaded, data = processes.everywhere(partial(_load_with_data, job, processes))
+            calibrate(
+                loaded,
+                data,
+                run.folder,
+                plan=plan,
+                points=job.points,
+                batch_size=job.batch_size,
+                smooth=job.smooth is not None,
+                alpha=job.alpha,
+                until_stable=job.until_stable,
+                allow_unseen=job.allow_unseen,
+                processes=processes,
+                progress=progress,
+            )
+        processes.at_first(run.finish)
+        return run.folder
+
+
+def plan_of(job: CalibrateJob) -> RangePlan:
+    """Returns how the job's ranges are chosen."""
+    return RangePlan(
+        methods=parse_methods(job.method, CALIBRATION_POINTS),
+        bits=job.bits,
+        symmetric=job.symmetric,
+        granularity=job.granularity,
+        excludes_first=job.exclude_first,
+        allowed=job.allow,
+    )
+
+
+def _load_with_data(job: CalibrateJob, processes: Processes) -> tuple[LoadedModel, DataSlice]:
+    assert job.model is not None
+    loaded = load(job.model, dtype=job.dtype, device=processes.own_device(job.device))
+    data = data_slice(job.calib, loaded, seq_len=job.seq_len, samples=job.most_samples, bos=job.bos)
+    return loaded, data
+
+
+def calibrate(
+    loaded: LoadedModel,
+    data: DataSlice,
+    folder: Path,
+    *,
+    plan: RangePlan,
+    points: Sequence[str] | None = None,
+    batch_size: int = 4,
+    smooth: bool = False,
+    alpha: float | None = None,
+    until_stable: float | None = None,
+    allow_unseen: Sequence[str] = (),
+    processes: Processes = ALONE,
+    progress: Progress = silent,
+) -> Ranges:
+    """Returns the ranges, written into the folder by the first process.
+
+    What the folder already holds of the same model, data and options is taken up.
+
+    Args:
+        points: From `jobs.CALIBRATION_POINTS`; None: inputs of linear layers, and logits where the
+            model attends.
+        smooth: Migrate scales first; `alpha`: how strongly, None: searched by group.
+
+    Raises:
+        InputError: the folder's files are of another model or other data.
+        RangeError: ranges that cannot be trusted.
+    """
+    if points is None:
+        attends = bool(attention_modules(loaded.model))
+        points = [p for p in DEFAULT_CALIBRATION_POINTS if attends or p != "attention_logit"]
+    smoothing: dict[str, Smoothing] = {}
+    if smooth:
+        smoothing = smoothing_of(loaded, data, folder, plan, alpha, batch_size, processes, progress)
+    averaging_constant = _averaging_constant(plan)
+    origin = Origin(
+        model=loaded.info(),
+        data=data.info(batch_size),
+        asked={
+            "points": list(points),
+            "averaging_constant": averaging_constant,
+            "plan": _words(plan),
+        },
+        smoothing=smoothing,
+        until_stable=until_stable,
+        allow_unseen=tuple(allow_unseen),
+    )
+    path = folder / OBSERVATIONS_FILE
+    kept: list[Recording] = []  # at the first process
+
+    def is_done() -> bool:
+        found = finished(path, origin)
+        kept.extend([] if found is None else [found])
+        return found is not None
+
+    if not processes.at_first(is_done):
+        with ExitStack() as stack:
+            if smoothing:
+                stack.enter_context(smoothed(loaded.model, smoothing))
+            recording = observe(
+                loaded,
+                data,
+                points=points,
+                choose=lambda seen: ranges_now(seen, plan),
+                averaging_constant=averaging_constant,
+                until_stable=until_stable,
+                allow_unseen=allow_unseen,
+                store=folder,
+                identity=origin.identity,
+                batch_size=batch_size,
+                processes=processes,
+                progress=progress,
+            )
+        if recording is not None:
+            if recording.samples < data.sequences:
+                data = data.first(recording.samples)
+                origin = replace(origin, data=data.info(batch_size))
+            save(path, recording, origin.identity)
+            forget(folder)
+            kept.append(recording)
+    more = sample_count_warning(data)
+    return processes.at_first(
+        lambda: _write(folder, kept[0], origin, plan, [more] if more else [], progress)
+    )
+
+
+def _choose_again(run: Path, folder: Path, plan: RangePlan, progress: Progress) -> None:
+    """Chooses ranges from what another run observed, without its model."""
+    path = run if run.is_file() else run / OBSERVATIONS_FILE
+    recording, identity = load_observations(path)
+    origin = origin_of(path, identity)
+    warnings = [f"chosen again from {run.name}, by {plan.methods}"]
+    for method in plan.methods.methods:
+        if isinstance(method, MovingAverageRange):
+            known = origin.asked["averaging_constant"]
+            if method.averaging_constant != known:
+                raise InputError(
+                    f"{path} holds moving averages with constant {known:g}, asked for "
+                    f"{method.averaging_constant:g}: calibrate MODEL with --method {method}."
+                )
+    if origin.asked["plan"] != _words(plan):
+        recording.checkpoints = []  # of other ranges than these
+        warnings.append(
+            "how far ranges move with the number of samples was looked at for another choice: it "
+            "is left out"
+        )
+    _write(folder, recording, origin, plan, warnings, progress)
+
+
+def _write(
+    folder: Path,
+    recording: Recording,
+    origin: Origin,
+    plan: RangePlan,
+    warnings: Sequence[str],
+    progress: Progress,
+) -> Ranges:
+    """Returns the ranges, written with `calibration.json` beside them."""
+    try:
+        tensors = choose_ranges(recording.seen, plan, progress=progress)
+    except RangeError as error:
+        raise RangeError(
+            f"{error} What was observed stays: quantkit calibrate --from {folder}."
+        ) from error
+    said = [*warnings, *recording.notes]
+    for method in plan.methods.methods:
+        if method.is_order_dependent:
+            said.append(f"{method} depends on the order of the samples")
+    calibration = Calibration(
+        model=origin.model,
+        data=origin.data,
+        environment=environment(),
+        method=str(plan.methods),
+        excludes_first=plan.excludes_first,
+        tensors=diagnose(recording.seen, plan, recording.checkpoints, progress=progress),
+        stability=stability(recording.checkpoints),
+        warnings=said,
+    )
+    ranges = Ranges(
+        model=origin.model,
+        data=origin.data,
+        method=str(plan.methods),
+        environment=environment(),
+        tensors=tensors,
+        smoothing=origin.smoothing,
+        excludes_first=plan.excludes_first,
+        stability=calibration.stability,
+        allowed=[*plan.allowed, *origin.allow_unseen],
+        warnings=said,
+        until_stable_frac=origin.until_stable,
+    )
+    write_json(folder / "calibration.json", calibration)
+    write_json(folder / "ranges.json", ranges)
+    return ranges
+
+
+def _words(plan: RangePlan) -> dict[str, Any]:
+    """Returns what the ranges at a checkpoint depend on, as plain data."""
+    return {
+        "method": str(plan.methods),
+        "bits": plan.bits[0],
+        "symmetric": sorted(plan.symmetric),
+        "granularity": plan.granularity,
+        "excludes_first": plan.excludes_first,
+    }
+
+
+def _averaging_constant(plan: RangePlan) -> float:
+    """Returns the constant of the plan's moving average, its default where there is none.
+
+    Raises:
+        InputError: two different ones.
+    """
+    methods = plan.methods.methods
+    known = [m.averaging_constant for m in methods if isinstance(m, MovingAverageRange)]
+    if len(set(known)) > 1:
+        raise InputError(
+            f"--method names moving averages with constants {', '.join(map(str, known))}: expected "
+            "one, since one pass keeps one."
+        )
+    return known[0] if known else MovingAverageRange().averaging_constant

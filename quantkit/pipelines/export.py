@@ -1,0 +1,149 @@
+"""`export` as a stage: a job in, a finished run folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
+from quantkit.calibration import RangePlan
+from quantkit.errors import GateError
+from quantkit.exporting.proof import export_and_prove
+from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob
+from quantkit.models import LoadedModel
+from quantkit.numerics.methods import parse_methods
+from quantkit.pipelines.calibrate import calibrate
+from quantkit.pipelines.held_out import HeldOut, held_out, kept_in_float, read_ranges, require_own
+from quantkit.pipelines.inputs import load_decoder, same_source
+from quantkit.pipelines.runs import open_run
+from quantkit.progress import Progress, silent
+from quantkit.results import Export, Ranges, read_json, write_json
+
+
+def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
+    """Returns the folder with `model.onnx` and `export.json`.
+
+    Raises:
+        GateError: parity outside the gates; the files stay, as evidence.
+    """
+    run = open_run("export", job)
+    if not run.finished:
+        loaded = load_decoder(job.model, job)
+        ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
+        keep = kept_in_float(job.keep)
+        export_into(loaded, held, ranges, run.folder, job, progress, keep=keep)
+        run.finish()
+    require_passed(run.folder)
+    return run.folder
+
+
+def _ranges_and_text(
+    job: ExportJob, loaded: LoadedModel, folder: Path, progress: Progress
+) -> tuple[Ranges, HeldOut]:
+    """Returns the ranges, those of an earlier run or now calibrated, and text to measure on."""
+    if job.ranges is None:
+        calib, held = two_slices(
+            loaded,
+            job.calib,
+            job.eval,
+            job.seq_len,
+            job.samples,
+            job.eval_samples,
+            job.bos,
+            allow_overlap=job.allow_overlap,
+        )
+        return ranges_into(loaded, calib, folder, job.batch_size, progress), held
+    ranges = read_ranges(job.ranges)
+    require_own(ranges, job.ranges, loaded)
+    held = held_out(
+        job.eval,
+        job.ranges,
+        ranges,
+        loaded,
+        seq_len=job.seq_len,
+        samples=job.eval_samples,
+        allow_overlap=job.allow_overlap,
+    )
+    return ranges, held
+
+
+def two_slices(
+    loaded: LoadedModel,
+    calib: str,
+    evaluation: str,
+    seq_len: int,
+    calib_samples: int,
+    eval_samples: int,
+    bos: str,
+    *,
+    allow_overlap: bool = False,
+) -> tuple[TokenSlice, HeldOut]:
+    """Returns calibration's blocks and evaluation's; of one source, the later ones."""
+    first = text_slice(calib, loaded.tokenizer, seq_len=seq_len, samples=calib_samples, bos=bos)
+    second = text_slice(
+        evaluation,
+        loaded.tokenizer,
+        seq_len=seq_len,
+        samples=eval_samples,
+        skip=calib_samples if calib == evaluation else 0,
+        bos=bos,
+    )
+    shared = require_disjoint(first, second, "calibration and evaluation", allow=allow_overlap)
+    said = f"this text and calibration's share {shared} blocks: it is not held out."
+    return first, HeldOut(text=second, shared=shared, warnings=(said,) if shared else ())
+
+
+def ranges_into(
+    loaded: LoadedModel, text: TokenSlice, folder: Path, batch_size: int, progress: Progress
+) -> Ranges:
+    path = folder / "ranges.json"
+    if path.exists():
+        return same_source(path, read_json(path, Ranges), loaded, text)
+    plan = RangePlan(methods=parse_methods("minmax", CALIBRATION_POINTS))
+    return calibrate(loaded, text, folder, plan=plan, batch_size=batch_size, progress=progress)
+
+
+def export_into(
+    loaded: LoadedModel,
+    held: HeldOut,
+    ranges: Ranges,
+    folder: Path,
+    job: ExportJob | CompareJob,
+    progress: Progress,
+    *,
+    keep: Sequence[str] = (),
+) -> Export:
+    path = folder / "export.json"
+    if path.exists():
+        return same_source(path, read_json(path, Export), loaded, held.text)
+    exported = export_and_prove(
+        loaded,
+        held.text,
+        ranges,
+        folder,
+        recipe=job.full_recipe,
+        opset=job.opset,
+        batch_size=job.batch_size,
+        keep=keep,
+        progress=progress,
+    )
+    exported = replace(exported, data=held.noted(exported.data))
+    write_json(path, exported)
+    return exported
+
+
+def require_passed(folder: Path) -> None:
+    export = read_json(folder / "export.json", Export)
+    if not export.passed:
+        failed = [
+            f"{name} (batch {parity.batch}, {parity.seq_len} tokens: cosine {parity.cosine:.6f}, "
+            f"top-1 agreement {parity.top1_agreement:.4f})"
+            for name, parities in export.parity.items()
+            for parity in parities
+            if not parity.passed
+        ]
+        raise GateError(
+            f"{folder}: the exported graph is outside the parity gates: {failed[0]}; the files "
+            "stay, see export.json and quantizers.json."
+        )

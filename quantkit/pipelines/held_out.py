@@ -1,0 +1,145 @@
+"""Ranges of an earlier run, and text that they have not seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
+from quantkit.errors import InputError
+from quantkit.models import LoadedModel
+from quantkit.results import DataInfo, Ranges, Sensitivity, read_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Text to measure on.
+
+    Attributes:
+        shared: Blocks of it that calibration has seen too; 0 unless that was allowed.
+        warnings: One sentence each, where it is not proven to be held out.
+    """
+
+    text: TokenSlice
+    shared: int = 0
+    warnings: tuple[str, ...] = ()
+
+    def noted(self, data: DataInfo) -> DataInfo:
+        """Returns what a result says about the text, with what calibration has seen of it."""
+        warnings = [*data.warnings, *self.warnings]
+        return replace(data, shared_blocks=self.shared, warnings=warnings)
+
+
+def read_ranges(run: str) -> Ranges:
+    """Returns the ranges of a run: a folder with `ranges.json`, or that file.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = Path(run)
+    if path.is_dir():
+        path = path / "ranges.json"
+    if not path.is_file():
+        raise InputError(
+            f"--ranges {run}: no ranges.json there: expected the folder of a finished "
+            "`quantkit calibrate` or `quantkit compare`."
+        )
+    return read_json(path, Ranges)
+
+
+def require_own(ranges: Ranges, run: str, loaded: LoadedModel) -> None:
+    """Raises InputError for the ranges of another model."""
+    if ranges.model.sha256 != loaded.sha256:
+        raise InputError(
+            f"{run}: ranges of another model ({ranges.model.name}, sha256 "
+            f"{ranges.model.sha256[:10]}; {loaded.name} has {loaded.sha256[:10]}): calibrate this "
+            "one first."
+        )
+
+
+def kept_in_float(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns names of quantizers; what names a run stands for what its `sensitivity.json` keeps.
+
+    Raises:
+        InputError: a folder without one.
+    """
+    names: list[str] = []
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            path = path / "sensitivity.json"
+        if path.suffix == ".json":
+            names += read_json(path, Sensitivity).keep
+        else:
+            names.append(word)
+    return tuple(dict.fromkeys(names))
+
+
+def held_out(
+    source: str,
+    run: str,
+    ranges: Ranges,
+    loaded: LoadedModel,
+    *,
+    seq_len: int,
+    samples: int,
+    allow_overlap: bool,
+) -> HeldOut:
+    """Returns text of `source` that calibration has not seen.
+
+    Calibration's slice is cut again and compared with; of one source, what comes after it is taken.
+
+    Args:
+        run: What the ranges were read from, for messages.
+
+    Raises:
+        InputError: calibration has seen it, or nobody can tell, and `allow_overlap` is not set.
+    """
+    seen = ranges.data
+    calib = _cut_again(loaded, seen)
+    is_same = source in (seen.source, seen.named_set)
+    text = text_slice(
+        source,
+        loaded.tokenizer,
+        seq_len=seq_len,
+        samples=samples,
+        skip=_used(calib, seq_len) if is_same and calib is not None else 0,
+        bos=seen.bos,
+    )
+    if calib is not None:
+        shared = require_disjoint(calib, text, "calibration and evaluation", allow=allow_overlap)
+        said = f"this text and calibration's share {shared} blocks: it is not held out."
+        return HeldOut(text=text, shared=shared, warnings=(said,) if shared else ())
+    if not allow_overlap:
+        raise InputError(
+            f"{run}: its text ({seen.source}) is not there as it was, so {source} cannot be proven "
+            "to be held out: put it back, calibrate again, or --allow-overlap."
+        )
+    shared = len(set(text.block_hashes) & set(seen.block_hashes))
+    said = "calibration's text is gone: it may have seen what was measured on."
+    return HeldOut(text=text, shared=shared, warnings=(said,))
+
+
+def _cut_again(loaded: LoadedModel, seen: DataInfo) -> TokenSlice | None:
+    """Returns calibration's slice, None where it is not what it was."""
+    try:
+        calib = text_slice(
+            seen.source,
+            loaded.tokenizer,
+            seq_len=seen.seq_len,
+            samples=seen.sequences,
+            skip=seen.skipped_blocks,
+            bos=seen.bos,
+        )
+    except InputError:
+        return None
+    return calib if calib.sha256 == seen.sha256 else None
+
+
+def _used(calib: TokenSlice, seq_len: int) -> int:
+    """Returns after how many blocks of `seq_len` tokens calibration's slice ends."""
+    if not calib.spans:  # documents, one a block
+        return calib.skip + calib.sequences
+    body = max(1, seq_len - calib.prefix - calib.suffix)
+    return math.ceil(calib.spans[-1].end / body)

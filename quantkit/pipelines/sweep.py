@@ -1,0 +1,107 @@
+"""`sweep` as a stage: a job in, a finished run folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quantkit.calib_sets import TokenSlice, text_slice
+from quantkit.jobs import SweepJob
+from quantkit.models import LoadedModel
+from quantkit.pipelines.headline import headline
+from quantkit.pipelines.held_out import HeldOut, held_out, read_ranges, require_own
+from quantkit.pipelines.inputs import load_decoder, require_names
+from quantkit.pipelines.runs import open_run
+from quantkit.progress import Progress, silent
+from quantkit.recipe import Recipe
+from quantkit.results import Ranges, Sweep, write_json
+from quantkit.results.environment import environment
+from quantkit.sweeps import logit_recipes, run_cells
+
+
+def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
+    """Returns the folder with `sweep.json`; finished cells stand in `cells/`."""
+    run = open_run("sweep", job)
+    if run.finished:
+        return run.folder
+    ranges = None if job.ranges is None else read_ranges(job.ranges)
+    models = [load_decoder(name, job) for name in job.models]
+    require_names(models)
+    pairs: list[tuple[LoadedModel, TokenSlice]] = []
+    held: HeldOut | None = None
+    for loaded in models:
+        if ranges is not None and job.ranges is not None:
+            require_own(ranges, job.ranges, loaded)
+            held = held_out(
+                job.eval,
+                job.ranges,
+                ranges,
+                loaded,
+                seq_len=job.seq_len,
+                samples=job.samples,
+                allow_overlap=job.allow_overlap,
+            )
+            pairs.append((loaded, held.text))
+            continue
+        text = text_slice(
+            job.eval,
+            loaded.tokenizer,
+            seq_len=job.seq_len,
+            samples=job.samples,
+            skip=job.calib_samples if job.calib == job.eval else 0,
+            bos=job.bos,
+        )
+        pairs.append((loaded, text))
+    sweep_into(
+        pairs,
+        run.folder,
+        recipes=[
+            *logit_recipes(job.bits, job.granularity),
+            *map(Recipe.parse, job.recipes),
+        ],
+        ranges=ranges,
+        held=held,
+        batch_size=job.batch_size,
+        seed=job.seed,
+        progress=progress,
+    )
+    run.finish()
+    return run.folder
+
+
+def sweep_into(
+    pairs: list[tuple[LoadedModel, TokenSlice]],
+    folder: Path,
+    *,
+    recipes: Sequence[Recipe],
+    ranges: Ranges | None = None,
+    held: HeldOut | None = None,
+    batch_size: int,
+    seed: int,
+    progress: Progress,
+) -> Sweep:
+    cells, deltas = [], []
+    for loaded, text in pairs:
+        more_cells, more_deltas = run_cells(
+            loaded,
+            text,
+            recipes,
+            ranges=ranges,
+            batch_size=batch_size,
+            seed=seed,
+            store=folder / "cells",
+            progress=progress,
+        )
+        cells += more_cells
+        deltas += more_deltas
+    data = pairs[0][1].info(batch_size)
+    sweep = Sweep(
+        models=[loaded.info() for loaded, _ in pairs],
+        data=data if held is None else held.noted(data),
+        environment=environment(),
+        cells=cells,
+        deltas=deltas,
+        headline=headline(cells, deltas),
+    )
+    write_json(folder / "sweep.json", sweep)
+    return sweep
