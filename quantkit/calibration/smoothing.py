@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -123,14 +123,14 @@ def _smoothing(
         raise InputError(
             f"the input of {group.linears[0]} holds NaN or inf: expected finite values, to smooth."
         )
-    result: Any = search_alpha(
+    result = search_alpha(
         channels.lo,
         channels.hi,
         channels.squares / channels.tokens,
         weights,
         weight_bits=weight_bits,
         activation_bits=activation_bits,
-        alphas=None if alpha is None else (alpha,),
+        alpha=alpha,
     )
     return Smoothing(
         producer=group.producer,

@@ -33,7 +33,7 @@ class _Method:
 
 @dataclass(frozen=True, kw_only=True)
 class MinMaxRange(_Method):
-    """The smallest and the largest element (Krishnamoorthi 2018, arXiv 1806.08342, section 2)."""
+    """The smallest and the largest element (Krishnamoorthi 2018, arXiv 1806.08342)."""
 
     name: ClassVar[str] = "minmax"
 
@@ -76,8 +76,7 @@ def _check_percent(method: str, upper_pct: float) -> None:
 class UpperPercentile(_Method):
     """Clips magnitudes at the percentile q of |x|: lo = max(min, -q), hi = min(max, q).
 
-    Wu et al. 2020 (arXiv 2004.09602, section 5.2), who compare 99.9 to 99.9999 and keep 99.99 as a
-    sound first choice.
+    Wu et al. 2020 (arXiv 2004.09602), who compare percentiles from 99.9 to 99.9999.
 
     Attributes:
         upper_pct: Percent of the magnitudes that stay inside, above 50 and up to 100.
@@ -97,8 +96,8 @@ class UpperPercentile(_Method):
 class TwoSidedPercentile(_Method):
     """Clips each end of the signed values: at the percentiles 100 - upper_pct and upper_pct.
 
-    McKinstry et al. 2018 (arXiv 1809.04191, section 3) take such percentiles per layer. With
-    99.99, 0.02 % of all elements lie outside: twice what `UpperPercentile` leaves.
+    McKinstry et al. 2018 (arXiv 1809.04191) take such percentiles per layer. With 99.99, 0.02 % of
+    all elements lie outside: twice what `UpperPercentile` leaves.
 
     Attributes:
         upper_pct: The upper percentile, above 50 and up to 100; the lower one is its mirror image.
@@ -145,7 +144,7 @@ class EntropyRange(_Method):
 class MseRange(_Method):
     """The range of least mean squared quantization error, found by a search that starts at min-max.
 
-    Banner et al. 2019 (arXiv 1810.05723, section 2) solve it for given distributions; here the
+    Banner et al. 2019 (arXiv 1810.05723) solve it for given distributions; here the
     error is that of the observed bins on the exact grid (`distortion.py`). A range replaces
     min-max only where the bins show that it is better.
 

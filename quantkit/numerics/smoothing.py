@@ -75,6 +75,7 @@ def search_alpha(
     activation_bits: int = 8,
     weight_bits: int = 8,
     alphas: Sequence[float] | None = None,
+    alpha: float | None = None,
 ) -> SmoothingChoice:
     """Returns the migration of least expected output error; no migration is always a candidate.
 
@@ -89,6 +90,7 @@ def search_alpha(
         weights: The weights that read this input, each [out, in].
         activation_bits, weight_bits: Widths of the grids, 2 to 16.
         alphas: Migration strengths to try beside none; default `ALPHAS`.
+        alpha: This one is taken, whatever it costs.
 
     Raises:
         InputError: shapes that do not fit, no weight, or statistics that are not finite.
@@ -118,17 +120,18 @@ def search_alpha(
         error += _weight_error(power / s**2, weight * s, weight_bits)
         return error / signal if signal > 0.0 else 0.0
 
-    alpha, scales = 0.0, torch.ones(channels)
+    best, scales = 0.0, torch.ones(channels)
     without = least = expected(scales)
-    for candidate in ALPHAS if alphas is None else alphas:
+    tried = (alpha,) if alpha is not None else ALPHAS if alphas is None else alphas
+    for candidate in tried:
         if candidate == 0.0:
             continue
         moved = smoothing_scales(channel_absmax, weight_absmax, candidate)
         error = expected(moved)
-        if error < least:
-            alpha, scales, least = candidate, moved, error
+        if error < least or alpha is not None:
+            best, scales, least = candidate, moved, error
     return SmoothingChoice(
-        alpha=alpha, scales=scales, expected_error=least, expected_error_without=without
+        alpha=best, scales=scales, expected_error=least, expected_error_without=without
     )
 
 

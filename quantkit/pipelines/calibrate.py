@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from quantkit.calib_sets import DataSlice, data_slice, sample_count_warning
 from quantkit.calibration import (
@@ -28,7 +28,7 @@ from quantkit.jobs import CALIBRATION_POINTS, DEFAULT_CALIBRATION_POINTS, Calibr
 from quantkit.models import LoadedModel, attention_modules, load, prepare
 from quantkit.numerics.affine import RangeError
 from quantkit.numerics.methods import MovingAverageRange, parse_methods
-from quantkit.pipelines.origin import Origin, finished, origin_of
+from quantkit.pipelines.origin import Origin, PlanWords, finished, origin_of
 from quantkit.pipelines.runs import open_run
 from quantkit.pipelines.smoothing import smoothing_of
 from quantkit.processes import Processes, joined
@@ -141,14 +141,12 @@ def calibrate(
     origin = Origin(
         model=loaded.info(),
         data=data.info(batch_size),
-        asked={
-            "points": list(points),
-            "averaging_constant": averaging_constant,
-            "plan": _words(plan),
-        },
+        points=list(points),
+        averaging_constant=averaging_constant,
+        plan=PlanWords.of(plan),
         smoothing=smoothing,
         until_stable=until_stable,
-        allow_unseen=tuple(allow_unseen),
+        allow_unseen=list(allow_unseen),
     )
     path = folder / OBSERVATIONS_FILE
     kept: list[Recording] = []  # at the first process
@@ -197,13 +195,13 @@ def _choose_again(run: Path, folder: Path, plan: RangePlan, progress: Progress) 
     warnings = [f"chosen again from {run.name}, by {plan.methods}"]
     for method in plan.methods.methods:
         if isinstance(method, MovingAverageRange):
-            known = origin.asked["averaging_constant"]
+            known = origin.averaging_constant
             if method.averaging_constant != known:
                 raise InputError(
                     f"{path} holds moving averages with constant {known:g}, asked for "
                     f"{method.averaging_constant:g}: calibrate MODEL with --method {method}."
                 )
-    if origin.asked["plan"] != _words(plan):
+    if origin.plan != PlanWords.of(plan):
         recording.checkpoints = []  # of other ranges than these
         warnings.append(
             "how far ranges move with the number of samples was looked at for another choice: it "
@@ -257,17 +255,6 @@ def _write(
     write_json(folder / "calibration.json", calibration)
     write_json(folder / "ranges.json", ranges)
     return ranges
-
-
-def _words(plan: RangePlan) -> dict[str, Any]:
-    """Returns what the ranges at a checkpoint depend on, as plain data."""
-    return {
-        "method": str(plan.methods),
-        "bits": plan.bits[0],
-        "symmetric": sorted(plan.symmetric),
-        "granularity": plan.granularity,
-        "excludes_first": plan.excludes_first,
-    }
 
 
 def _averaging_constant(plan: RangePlan) -> float:

@@ -7,10 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.calibration import Recording
+from quantkit.calibration import RangePlan, Recording
 from quantkit.calibration import load as load_observations
 from quantkit.errors import InputError
 from quantkit.results import DataInfo, ModelInfo, Smoothing, decode, to_plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWords:
+    """What the ranges at a checkpoint depend on; fields as of `RangePlan`."""
+
+    method: str
+    bits: int
+    symmetric: list[str]
+    granularity: str
+    excludes_first: bool
+
+    @classmethod
+    def of(cls, plan: RangePlan) -> PlanWords:
+        """Returns the words of a plan."""
+        return cls(
+            method=str(plan.methods),
+            bits=plan.bits[0],
+            symmetric=sorted(plan.symmetric),
+            granularity=plan.granularity,
+            excludes_first=plan.excludes_first,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,17 +40,20 @@ class Origin:
     """Where observations come from: what `observations.safetensors` says beside the tensors.
 
     Attributes:
-        asked: The options that the observations, and the checkpoints in them, depend on.
+        points, averaging_constant: What was observed.
+        plan: What the checkpoints were chosen by.
         smoothing: The migration under which they were made.
         allow_unseen: Patterns on modules that need not run.
     """
 
     model: ModelInfo
     data: DataInfo
-    asked: dict[str, Any]
+    points: list[str]
+    averaging_constant: float
+    plan: PlanWords
     smoothing: dict[str, Smoothing]
     until_stable: float | None
-    allow_unseen: tuple[str, ...]
+    allow_unseen: list[str]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -42,7 +67,8 @@ class Origin:
             (self.model.sha256, self.model.dtype) == (other.model.sha256, other.model.dtype)
             and self.data.block_hashes[: other.data.sequences] == other.data.block_hashes
             and (self.data.sequences == other.data.sequences or self.until_stable is not None)
-            and (self.asked, self.smoothing) == (other.asked, other.smoothing)
+            and (self.points, self.averaging_constant) == (other.points, other.averaging_constant)
+            and (self.plan, self.smoothing) == (other.plan, other.smoothing)
         )
 
 

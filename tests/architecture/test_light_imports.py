@@ -17,6 +17,7 @@ LIGHT = (
     "quantkit.recipe",
     "quantkit.numerics.qtypes",
     "quantkit.numerics.granularity",
+    "quantkit.numerics.methods",
 )
 
 

@@ -114,6 +114,16 @@ def test_alpha_is_never_worse_than_none() -> None:
     assert torch.equal(chosen.scales, torch.ones(64))
 
 
+def test_an_alpha_that_is_given_is_taken() -> None:
+    x, weights = layer(0, outlier=1.0)
+    chosen = searched(x, weights, alpha=1.0, activation_bits=16, weight_bits=4)
+    moved = smoothing_scales(x.abs().amax(0), torch.cat(weights).abs().amax(0), 1.0)
+    assert chosen.alpha == 1.0 and torch.equal(chosen.scales, moved)
+    assert chosen.expected_error > chosen.expected_error_without
+    none = searched(x, weights, alpha=0.0)
+    assert none.alpha == 0.0 and torch.equal(none.scales, torch.ones(64))
+
+
 def test_dead_channels_and_dead_weights() -> None:
     x, weights = layer(0)
     x[:, 5] = 0.0
