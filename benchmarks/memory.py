@@ -1,5 +1,7 @@
 """Peak memory of `stats` and `calibrate` on SmolLM2, over sequence length and number of samples.
 
+`every-point` is calibrate with a range for everything that can have one.
+
 Each point is a fresh process: load, run once on 16 tokens, then count how far the resident set
 rises above where it stood. `forward` is the model alone, without probes. Batch 1, float32.
 Linux only: the peak is VmHWM, reset through /proc/self/clear_refs.
@@ -20,7 +22,7 @@ from typing import Any
 
 SEQ_LENS = (512, 1024, 2048, 4096)
 SAMPLES = (1, 2, 4, 8)
-COMMANDS = ("forward", "stats", "calibrate")
+COMMANDS = ("forward", "stats", "calibrate", "every-point")
 OUT = Path(__file__).parent / "results" / "memory.json"
 
 
@@ -36,17 +38,29 @@ def _child(command: str, seq_len: int, samples: int) -> dict[str, Any]:
     import torch
 
     from quantkit.calib_sets import TokenSlice, text_slice
-    from quantkit.calibration import observe, ranges_of
+    from quantkit.calibration import RangePlan, choose_ranges, observe, ranges_now
+    from quantkit.jobs import CALIBRATION_POINTS, DEFAULT_CALIBRATION_POINTS
     from quantkit.models import backbone, load
+    from quantkit.numerics.methods import parse_methods
     from quantkit.outliers import collect
 
     loaded = load("smollm2")
+    plan = RangePlan(methods=parse_methods("minmax", CALIBRATION_POINTS))
 
     def run(text: TokenSlice) -> None:
         if command == "stats":
             collect(loaded, text, batch_size=1)
-        elif command == "calibrate":
-            ranges_of(observe(loaded, text, batch_size=1), loaded, text, batch_size=1)
+        elif command in ("calibrate", "every-point"):
+            points = CALIBRATION_POINTS if command == "every-point" else DEFAULT_CALIBRATION_POINTS
+            recording = observe(
+                loaded,
+                text,
+                points=points,
+                choose=lambda seen: ranges_now(seen, plan),
+                batch_size=1,
+            )
+            assert recording is not None
+            choose_ranges(recording.seen, plan)
         else:
             with torch.inference_mode():
                 for batch in text.batches(1):

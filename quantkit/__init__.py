@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "stats": ("quantkit.pipelines", "run_stats"),
     "calibrate": ("quantkit.pipelines", "run_calibrate"),
+    "sensitivity": ("quantkit.pipelines", "run_sensitivity"),
     "sweep": ("quantkit.pipelines", "run_sweep"),
     "export": ("quantkit.pipelines", "run_export"),
     "compare": ("quantkit.pipelines", "run_compare"),
@@ -31,6 +32,7 @@ __all__ = [
     "record",
     "record_qk",
     "report",
+    "sensitivity",
     "stats",
     "sweep",
 ]
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from quantkit.pipelines import run_calibrate as calibrate
     from quantkit.pipelines import run_compare as compare
     from quantkit.pipelines import run_export as export
+    from quantkit.pipelines import run_sensitivity as sensitivity
     from quantkit.pipelines import run_stats as stats
     from quantkit.pipelines import run_sweep as sweep
     from quantkit.probes import record_qk

@@ -25,8 +25,8 @@ def export(
             "--keep",
             metavar="LIST",
             show_default=False,
-            help="Quantizers that stay in float: names such as linear_input/model.layers.0.mlp.fc2, "
-            "or the folder of a quantkit sensitivity, for those that it suggests.",
+            help="Quantizers that stay in float: names such as linear_input/layers.0.mlp.fc2, or "
+            "the folder of a quantkit sensitivity, for those that it suggests.",
         ),
     ] = None,
     calib: options.Calib = DEFAULT_TEXT,

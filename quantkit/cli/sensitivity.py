@@ -12,10 +12,10 @@ from quantkit.cli import options
 from quantkit.cli.console import run_stage
 from quantkit.errors import InputError
 from quantkit.jobs import DEFAULT_TEXT, default_out
+from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC, SensitivityJob
 from quantkit.progress import Progress
 from quantkit.reporting.text import Table, number, plain_table, printable, share
 from quantkit.results import Sensitivity, read_json
-from quantkit.search.job import GROUPS, MODES, TARGET_FRAC, SensitivityJob
 
 
 def sensitivity(

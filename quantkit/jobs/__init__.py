@@ -24,6 +24,7 @@ from quantkit.jobs.choices import (
 from quantkit.jobs.compare import CompareJob
 from quantkit.jobs.export import ExportJob, with_attention_bits
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.jobs.stats import StatsJob, memory_limits
 from quantkit.jobs.sweep import SweepJob
 from quantkit.numerics.methods import METHODS
@@ -50,6 +51,7 @@ __all__ = [
     "CompareJob",
     "ExportJob",
     "Job",
+    "SensitivityJob",
     "StatsJob",
     "SweepJob",
     "config_hash",

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from quantkit.calib_sets import DataSlice
 from quantkit.errors import InputError
-from quantkit.jobs import CompareJob, ExportJob, SweepJob
+from quantkit.jobs import CompareJob, ExportJob, SensitivityJob, SweepJob
 from quantkit.models import LoadedModel, is_decoder_only, load
 from quantkit.results import Export, Ranges, Stats
 
@@ -21,7 +21,7 @@ TWICE: Final = (
 )
 
 
-def load_decoder(name: str, job: SweepJob | ExportJob | CompareJob) -> LoadedModel:
+def load_decoder(name: str, job: SweepJob | ExportJob | CompareJob | SensitivityJob) -> LoadedModel:
     """Returns the model; the stages after `stats` read language models.
 
     Raises:

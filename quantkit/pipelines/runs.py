@@ -71,10 +71,10 @@ def open_run(command: str, job: Job) -> Run:
 
 def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
-    results = ("stats.json", "ranges.json", "observations.safetensors", "sweep.json")
-    names = (*results, "export.json", "quantizers.json")
+    results = ("stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export")
+    names = (*(f"{name}.json" for name in results), "quantizers.json")
     reports = ("report.html", "report.md", RUN_FILE)
-    for path in (folder / name for name in (*names, *reports)):
+    for path in (*(folder / name for name in (*names, *reports)), *folder.glob("observations.*")):
         path.unlink(missing_ok=True)
     folders = [folder / "cells", folder / "float"]
     for path in [*folders, *folder.glob("model*.onnx*"), *_model_folders(folder)]:

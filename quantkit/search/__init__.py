@@ -1,19 +1,14 @@
-"""Search: what to keep in higher precision. Loads torch when a name is first used."""
+"""Search: what to keep in higher precision.
 
-from __future__ import annotations
+ranking.py      every quantizer alone, and all but it: the entry point
+units.py        what is switched together
+bench.py        forwards under each setting, from the layer where they begin to differ
+cells.py        what was measured, kept one by one
+divergence.py   KL between two predictions
+rows.py         cells -> figures with standard errors
+keep.py         the fewest to keep in float
+"""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from quantkit.search.ranking import sensitivity
+from quantkit.search.ranking import sensitivity
 
 __all__ = ["sensitivity"]
-
-
-def __getattr__(name: str) -> Any:
-    """Returns `sensitivity`: the command line reads its job from here and must not load torch."""
-    if name == "sensitivity":
-        from quantkit.search.ranking import sensitivity
-
-        return sensitivity
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
 from quantkit.errors import InputError, ProbeError
+from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC
 from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
 from quantkit.quantization import quantizer_names
@@ -36,7 +37,6 @@ from quantkit.results.environment import environment
 from quantkit.search.bench import Bench
 from quantkit.search.cells import Cell, Cells
 from quantkit.search.divergence import Reference
-from quantkit.search.job import GROUPS, MODES, TARGET_FRAC
 from quantkit.search.keep import fewest_kept
 from quantkit.search.rows import ALL, Sums, rows_of
 from quantkit.search.units import INPUT, LOGIT, Unit, units_of

@@ -1,4 +1,4 @@
-"""What `quantkit sensitivity` is asked to do, as data. Never loads torch."""
+"""`quantkit sensitivity` as data."""
 
 from __future__ import annotations
 
