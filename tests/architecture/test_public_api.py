@@ -17,6 +17,7 @@ VERBS = (
     "record",
     "record_qk",
     "report",
+    "sensitivity",
     "stats",
     "sweep",
 )

@@ -1,0 +1,30 @@
+"""ONNX Runtime: decoder graphs with a cache, and the observation of a graph's tensors.
+
+* `decoder`: which input and output is what, and a run with a cache that may be empty;
+* `graph_tensors`: which tensors of a graph a range is for, and the graph that hands them out;
+* `observe`: batches through that graph, one `Bundle` a tensor, in bounded memory.
+"""
+
+from quantkit.onnx_runtime.decoder import (
+    CacheInput,
+    DecoderLayout,
+    DecoderOutput,
+    DecoderSession,
+    decoder_layout,
+    open_decoder,
+)
+from quantkit.onnx_runtime.graph_tensors import linear_inputs, load_float_graph
+from quantkit.onnx_runtime.observe import GraphBatch, observe_graph
+
+__all__ = [
+    "CacheInput",
+    "DecoderLayout",
+    "DecoderOutput",
+    "DecoderSession",
+    "GraphBatch",
+    "decoder_layout",
+    "linear_inputs",
+    "load_float_graph",
+    "observe_graph",
+    "open_decoder",
+]
