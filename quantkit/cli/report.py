@@ -31,8 +31,8 @@ def report(
 
     The page is self-contained; a Markdown twin, report.md, lies beside it.
 
-    Reads stats.json, ranges.json, sweep.json and export.json in and below the folders. A report
-    that stands there already is replaced.
+    Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json and
+    curves.jsonl in and below the folders. A report that stands there already is replaced.
 
     \b
     Examples:

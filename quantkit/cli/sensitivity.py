@@ -11,11 +11,10 @@ import typer
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
 from quantkit.errors import InputError
-from quantkit.jobs import DEFAULT_TEXT, default_out
-from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC, SensitivityJob
+from quantkit.jobs import DEFAULT_TEXT, SensitivityJob, default_out
+from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC
 from quantkit.progress import Progress
-from quantkit.reporting.text import Table, number, plain_table, printable, share
-from quantkit.results import Sensitivity, read_json
+from quantkit.reporting import sensitivity_text
 
 
 def sensitivity(
@@ -69,13 +68,7 @@ def sensitivity(
     top: Annotated[
         int, typer.Option("--top", metavar="N", help="Rows to show; the file has all.")
     ] = 20,
-    allow_overlap: Annotated[
-        bool,
-        typer.Option(
-            "--allow-overlap",
-            help="Run on text that calibration has seen, or may have; the result says so.",
-        ),
-    ] = False,
+    allow_overlap: options.AllowOverlap = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     out: options.Out = None,
@@ -117,7 +110,7 @@ def sensitivity(
     )
 
     def stage(progress: Progress) -> Path:
-        from quantkit.pipelines.sensitivity import run_sensitivity
+        from quantkit.pipelines import run_sensitivity
 
         return run_sensitivity(job, progress=progress)
 
@@ -128,52 +121,4 @@ def sensitivity(
         view=partial(sensitivity_text, top=top),
         as_json=as_json,
         quiet=quiet,
-    )
-
-
-def sensitivity_text(run_folder: Path, top: int) -> str:
-    """Returns the worst units, and how many of them to keep in float."""
-    found = read_json(run_folder / "sensitivity.json", Sensitivity)
-    rows = tuple(
-        (
-            str(row.rank),
-            row.name,
-            number(row.enable_one_kl),
-            number(row.enable_one_stderr, 2),
-            number(row.disable_one_kl),
-            share(row.removed_frac),
-            share(row.removed_stderr_frac),
-        )
-        for row in found.rows[:top]
-    )
-    table = Table(
-        title=f"Sensitivity: {found.model.name}, {found.recipe}, {found.data.sequences} x "
-        f"{found.data.seq_len} tokens; KL {number(found.total_kl)} nats a token in all",
-        columns=("rank", found.group, "alone", "+-", "all but it", "removes", "+-"),
-        rows=rows,
-        text_columns=2,
-        note=f"{len(found.rows) - len(rows)} more in sensitivity.json."
-        if len(rows) < len(found.rows)
-        else "",
-    )
-    lines = [f"WARNING: {line}" for line in found.warnings]
-    return plain_table(table) + "".join(f"{printable(line)}\n" for line in [*lines, _kept(found)])
-
-
-def _kept(found: Sensitivity) -> str:
-    """Returns what keeping the worst ones in float would do, in one sentence."""
-    target = share(found.target_frac)
-    enough = [point for point in found.kept if point.remaining_frac < found.target_frac]
-    if enough:
-        few = enough[0]
-        return (
-            f"kept in float, the {few.units} worst of {len(found.rows)} leave "
-            f"{share(few.remaining_frac)} of the error (KL {number(few.kl)}; below {target})."
-        )
-    if not found.kept:
-        return "there is no error to remove."
-    most = found.kept[-1]
-    return (
-        f"no number of them leaves less than {target} of the error: all {most.units} leave "
-        f"{share(most.remaining_frac)} (KL {number(most.kl)})."
     )

@@ -2,6 +2,7 @@
 
 from quantkit.reporting.calibration_terminal import calibration_text
 from quantkit.reporting.report import write_report
+from quantkit.reporting.sensitivity_terminal import sensitivity_text
 from quantkit.reporting.terminal import (
     export_text,
     ranges_text,
@@ -15,6 +16,7 @@ __all__ = [
     "calibration_text",
     "export_text",
     "ranges_text",
+    "sensitivity_text",
     "stats_text",
     "sweep_text",
     "terminal_tables",

@@ -14,6 +14,7 @@ from quantkit.reporting.calibration_groups import (
     worst_first,
 )
 from quantkit.reporting.collect import Run
+from quantkit.reporting.data_notes import overlaps
 from quantkit.reporting.outlier_tables import span_text
 from quantkit.reporting.text import decibels, number, small_share
 from quantkit.results import Calibration, DataInfo, Ranges, TensorDiagnosis
@@ -28,6 +29,11 @@ def notes(run: Run) -> tuple[str, ...]:
     for name, result in ranges(run):
         parts = (until_stable(result), smoothing(result), waived(result))
         found += [f"{name}: {part}" for part in parts if part]
+    if run.ranges and not run.calibrations:
+        found.append(
+            "No calibration.json was found: whether these ranges can be trusted, tensor by tensor, "
+            "stands there; quantkit calibrate writes it beside them."
+        )
     return tuple(found)
 
 
@@ -162,19 +168,14 @@ def waived(result: Ranges) -> str:
 
 def warnings(run: Run) -> list[str]:
     """Returns the warnings of calibrations, ranges and their data, each once."""
+    mine = Run(calibrations=run.calibrations, ranges=run.ranges)
     files: list[Calibration | Ranges] = [
-        *(found.result for found in run.calibrations),
-        *(found.result for found in run.ranges),
+        *(found.result for found in mine.calibrations),
+        *(found.result for found in mine.ranges),
     ]
     lines = [f"{result.model.name}: {line}" for result in files for line in result.warnings]
     lines += [line for result in files for line in result.data.warnings]
-    lines += [
-        f"{result.model.name}: {result.data.shared_blocks:,} calibration blocks are in the "
-        "evaluation slice too (--allow-overlap): its figures look better than they are."
-        for result in files
-        if result.data.shared_blocks
-    ]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys([*lines, *overlaps(mine)]))
 
 
 def _count(count: int, thing: str) -> str:

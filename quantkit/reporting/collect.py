@@ -15,6 +15,7 @@ from quantkit.results import (
     Export,
     ModelInfo,
     Ranges,
+    Sensitivity,
     Stats,
     Sweep,
     read_curves,
@@ -22,10 +23,11 @@ from quantkit.results import (
 )
 
 T = TypeVar("T")
-U = TypeVar("U", Stats, Ranges, Calibration, Sweep, Export)
+U = TypeVar("U", Stats, Ranges, Calibration, Sensitivity, Sweep, Export)
 
 FILE_NAMES: Final = (
-    "stats.json", "ranges.json", "calibration.json", "sweep.json", "export.json", "curves.jsonl"
+    "stats.json", "ranges.json", "calibration.json", "sensitivity.json", "sweep.json",
+    "export.json", "curves.jsonl",
 )  # fmt: skip
 
 
@@ -37,7 +39,14 @@ class Found(Generic[T]):
     result: T
 
 
-AnyFound = Found[Stats] | Found[Ranges] | Found[Calibration] | Found[Sweep] | Found[Export]
+AnyFound = (
+    Found[Stats]
+    | Found[Ranges]
+    | Found[Calibration]
+    | Found[Sensitivity]
+    | Found[Sweep]
+    | Found[Export]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,7 @@ class Run:
     stats: tuple[Found[Stats], ...] = ()
     ranges: tuple[Found[Ranges], ...] = ()
     calibrations: tuple[Found[Calibration], ...] = ()
+    sensitivities: tuple[Found[Sensitivity], ...] = ()
     sweeps: tuple[Found[Sweep], ...] = ()
     exports: tuple[Found[Export], ...] = ()
     curves: tuple[Found[Curves], ...] = ()
@@ -84,6 +94,7 @@ def collect(run_folders: Sequence[Path]) -> Run:
         stats=_read(files, "stats.json", Stats),
         ranges=_read(files, "ranges.json", Ranges),
         calibrations=_read(files, "calibration.json", Calibration),
+        sensitivities=_read(files, "sensitivity.json", Sensitivity),
         sweeps=_read(files, "sweep.json", Sweep),
         exports=_read(files, "export.json", Export),
         curves=tuple(
@@ -104,7 +115,14 @@ def _read(files: dict[Path, tuple[str, Path]], name: str, cls: type[U]) -> tuple
 
 def everything(run: Run) -> tuple[AnyFound, ...]:
     """Returns all files that name a model and a text, in the order of the stages."""
-    return (*run.stats, *run.ranges, *run.calibrations, *run.sweeps, *run.exports)
+    return (
+        *run.stats,
+        *run.ranges,
+        *run.calibrations,
+        *run.sensitivities,
+        *run.sweeps,
+        *run.exports,
+    )
 
 
 def labels(models: Sequence[ModelInfo]) -> list[str]:

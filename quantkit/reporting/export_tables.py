@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from quantkit.reporting.collect import Run
-from quantkit.reporting.text import NOT_AVAILABLE, Table, number, share, size
+from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number, share, size
+from quantkit.results import Export
 
 
 def export_table(run: Run) -> Table:
@@ -46,6 +47,63 @@ def export_table(run: Run) -> Table:
         text_columns=4,
         note="Latency in ONNX Runtime, milliseconds a call, paired runs.",
     )  # fmt: skip
+
+
+def notes(run: Run) -> tuple[str, ...]:
+    """Returns what each export left in float and what it smoothed; nothing where it did neither."""
+    many = len(run.exports) > 1
+    return tuple(
+        f"{found.result.model.name}, {found.result.recipe}: {part}" if many else part
+        for found in run.exports
+        for part in (_kept(found.result), _smoothed(found.result))
+        if part
+    )
+
+
+def _kept(result: Export) -> str:
+    kept = result.kept
+    return f"kept in float: {_count(len(kept), 'quantizer')} ({first_of(kept)})" if kept else ""
+
+
+def _smoothed(result: Export) -> str:
+    alphas = result.smoothed.values()
+    if not alphas:
+        return ""
+    low, high = f"{min(alphas):.2f}", f"{max(alphas):.2f}"
+    span = low if low == high else f"{low} .. {high}"
+    return f"smoothed: {_count(len(alphas), 'group')}, alpha {span}"
+
+
+def _count(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def kept_table(run: Run) -> Table:
+    """Returns the quantizers that were left in float."""
+    return Table(
+        title="Quantizers left in float",
+        columns=("model", "recipe", "quantizer"),
+        rows=tuple(
+            (found.result.model.name, found.result.recipe, name)
+            for found in run.exports
+            for name in found.result.kept
+        ),
+        text_columns=3,
+    )
+
+
+def smoothed_table(run: Run) -> Table:
+    """Returns the groups of linear layers whose input was smoothed, with their alpha."""
+    return Table(
+        title="Smoothed groups of the export",
+        columns=("model", "recipe", "group", "alpha"),
+        rows=tuple(
+            (found.result.model.name, found.result.recipe, group, f"{alpha:.2f}")
+            for found in run.exports
+            for group, alpha in found.result.smoothed.items()
+        ),
+        text_columns=3,
+    )
 
 
 def parity_table(run: Run) -> Table:

@@ -18,17 +18,21 @@ from quantkit.reporting import (
     channel_charts,
     charts,
     curves,
+    data_notes,
     export_tables,
     outlier_charts,
     outlier_tables,
     place_tables,
     point_tables,
+    sensitivity_charts,
+    sensitivity_tables,
     sweep_charts,
     tables,
 )
 from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS, Definition
+from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
 from quantkit.reporting.text import Table, markdown, printable
 from quantkit.reporting.verdict import verdict
 from quantkit.results import ModelInfo, Sweep
@@ -113,6 +117,8 @@ def _context(run: Run) -> dict[str, object]:
                     *(f"{m.name}: {w}" for m in found_models for w in m.warnings),
                     *(w for f in everything(run) for w in f.result.data.warnings),
                     *calibration_notes.warnings(run),
+                    *sensitivity_tables.warnings(run),
+                    *data_notes.overlaps(run),
                 ]
             )
         ),
@@ -122,6 +128,7 @@ def _context(run: Run) -> dict[str, object]:
         "definitions": [
             *DEFINITIONS,
             *(CALIBRATION_DEFINITIONS if run.calibrations or run.ranges else ()),
+            *(SENSITIVITY_DEFINITIONS if run.sensitivities else ()),
             *_found_definitions(run),
         ],
     }
@@ -147,8 +154,11 @@ def _sections(run: Run) -> tuple[Section, ...]:
                 export_tables.file_table(run),
             ),
             missing="No export.json was found. `quantkit export MODEL --quantize w8a8` writes it.",
+            notes=export_tables.notes(run),
+            folded=_filled(export_tables.kept_table(run), export_tables.smoothed_table(run)),
         ),
         _calibration(run),
+        _sensitivity(run),
         Section(
             name="provenance",
             title="Provenance",
@@ -205,7 +215,8 @@ def _calibration(run: Run) -> Section:
             tables.ranges_table(run),
             calibration_tables.set_table(run),
         ),
-        missing="No ranges.json was found. `quantkit calibrate MODEL` writes it.",
+        missing="No ranges.json and no calibration.json was found. `quantkit calibrate MODEL` "
+        "writes both.",
         lines=calibration_charts.stability_charts(run),
         histograms=calibration_charts.histogram_groups(run),
         notes=calibration_notes.notes(run),
@@ -215,6 +226,19 @@ def _calibration(run: Run) -> Section:
             calibration_tables.smoothing_table(run),
             calibration_tables.waived_table(run),
         ),
+    )
+
+
+def _sensitivity(run: Run) -> Section:
+    return Section(
+        name="sensitivity",
+        title="What to keep in higher precision",
+        tables=_filled(sensitivity_tables.worst_table(run), sensitivity_tables.kept_table(run)),
+        missing="No sensitivity.json was found. `quantkit sensitivity MODEL --ranges RUN` writes "
+        "it.",
+        lines=sensitivity_charts.kept_charts(run),
+        notes=sensitivity_tables.notes(run),
+        folded=_filled(*sensitivity_tables.keep_tables(run), *sensitivity_tables.other_tables(run)),
     )
 
 

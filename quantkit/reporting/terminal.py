@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from quantkit.reporting.collect import Run, collect
-from quantkit.reporting.export_tables import export_table, parity_table
+from quantkit.reporting.data_notes import overlaps
+from quantkit.reporting.export_tables import export_table, notes, parity_table
 from quantkit.reporting.groups import HIDDEN, LOGIT, ends, of_heads, pooled
 from quantkit.reporting.outlier_tables import (
     channel_list,
@@ -153,7 +155,7 @@ def sweep_text(run_folder: Path) -> str:
     if not table.rows:
         return ""
     headlines = [found.result.headline for found in run.sweeps if found.result.headline]
-    return plain_table(table) + "".join(f"{printable(line)}\n" for line in headlines)
+    return plain_table(table) + _lines([*headlines, *_overlaps(Run(sweeps=run.sweeps))])
 
 
 def terminal_tables(run_folder: Path) -> str:
@@ -173,7 +175,21 @@ def _ranges(run: Run) -> str:
 
 
 def export_text(run_folder: Path) -> str:
-    """Returns the tables of exports and of their parity, or "" where there is no `export.json`."""
+    """Returns what was exported, what was left in float or smoothed, and the parity.
+
+    "" where there is no `export.json`.
+    """
     run = collect([run_folder])
-    tables = (export_table(run), parity_table(run))
-    return "\n".join(plain_table(table) for table in tables if table.rows)
+    if not run.exports:
+        return ""
+    parts = [plain_table(export_table(run)) + _lines(notes(run))]
+    parts += [plain_table(table) for table in [parity_table(run)] if table.rows]
+    return "\n".join(parts) + _lines(_overlaps(Run(exports=run.exports)))
+
+
+def _overlaps(run: Run) -> list[str]:
+    return [f"WARNING {line}" for line in overlaps(run)]
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f"{printable(text)}\n" for text in texts)

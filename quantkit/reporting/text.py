@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 NOT_AVAILABLE = "n/a"
@@ -95,6 +96,12 @@ def clipped(text: str, width: int) -> str:
         return text
     kept = max(2, width - 3)
     return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Returns the first names in a list, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def markdown(text: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
-from quantkit.reporting import calibration_notes
+from quantkit.reporting import calibration_notes, sensitivity_tables
 from quantkit.reporting.calibration_groups import calibrations
 from quantkit.reporting.collect import Run
 from quantkit.reporting.groups import HIDDEN, LOGIT, of_heads, of_layers, top
@@ -18,10 +18,11 @@ from quantkit.results import Export, GroupStats, Stats, TopEntry
 def verdict(run: Run) -> tuple[str, ...]:
     """Returns one sentence each on outliers, on what the bits cost, and on the export.
 
-    A calibration report adds one, before the costs.
+    A calibration report adds one before the costs, a sensitivity ranking one behind them.
     """
     calibration = (_calibration(run),) if run.calibrations else ()
-    return (_outliers(run), *calibration, _cost(run), _export(run))
+    keep = (_keep(run),) if run.sensitivities else ()
+    return (_outliers(run), *calibration, _cost(run), *keep, _export(run))
 
 
 def _outliers(run: Run) -> str:
@@ -107,6 +108,15 @@ def _cost(run: Run) -> str:
     return _sentence(parts)
 
 
+def _keep(run: Run) -> str:
+    return _sentence(
+        [
+            f"in {name}: {sensitivity_tables.suggestion(found)}"
+            for name, found in sensitivity_tables.sensitivities(run)
+        ]
+    )
+
+
 def _export(run: Run) -> str:
     if not run.exports:
         return (
@@ -120,6 +130,8 @@ def _export_part(result: Export) -> str:
     proofs = [result.parity.get(name, []) for name in ("float", "quantized")]
     checks = [check for checks in proofs for check in checks]
     text = f"the {result.recipe} export of {result.model.name} "
+    if result.kept:
+        text += f"({len(result.kept):,} quantizers left in float) "
     text += "passed its gates" if result.passed else "FAILED its gates"
     if checks:
         cosine = min(check.cosine for check in checks)

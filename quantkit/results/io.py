@@ -16,8 +16,9 @@ import os
 import tempfile
 import types
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from quantkit.errors import InputError, suggest
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MISSING = object()
+_EXACT: Final[dict[Any, set[type]]] = {float: {float, int}, int: {int}, str: {str}}
+"""What a list's items may be for it to be taken whole; a bool is no int here."""
 
 
 def to_plain(value: object) -> Any:
@@ -137,6 +140,16 @@ def check_schema(path: Path, plain: object, expected: str) -> None:
 
 def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     """Returns plain data as an instance of the annotation `kind`, or raises InputError."""
+    if kind is float:
+        return _decode_float(plain, file, where)
+    if kind is str:
+        return _expect(plain, str, "a string", file, where)
+    if kind is int:
+        if isinstance(plain, int) and not isinstance(plain, bool):
+            return plain
+        raise _wrong("a whole number", plain, file, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(plain, kind, file, where, older)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _decode_union(plain, get_args(kind), file, where, older)
@@ -148,9 +161,13 @@ def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     if origin is list or origin is tuple:
         items = _expect(plain, list, "a list", file, where)
         item_kind = get_args(kind)[0]
-        decoded = [
-            decode(item, item_kind, file, f"{where}[{i}]", older) for i, item in enumerate(items)
-        ]
+        if item_kind in _EXACT and set(map(type, items)) <= _EXACT[item_kind]:
+            decoded = list(map(item_kind, items))  # histograms: most of a file is such lists
+        else:
+            decoded = [
+                decode(item, item_kind, file, f"{where}[{i}]", older)
+                for i, item in enumerate(items)
+            ]
         return tuple(decoded) if origin is tuple else decoded
     if origin is dict:
         fields = _expect(plain, dict, "an object", file, where)
@@ -159,18 +176,8 @@ def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
             key: decode(item, item_kind, file, f"{where}.{key}", older)
             for key, item in fields.items()
         }
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(plain, kind, file, where, older)
-    if kind is float:
-        return _decode_float(plain, file, where)
-    if kind is int:
-        if isinstance(plain, int) and not isinstance(plain, bool):
-            return plain
-        raise _wrong("a whole number", plain, file, where)
     if kind is bool:
         return _expect(plain, bool, "true or false", file, where)
-    if kind is str:
-        return _expect(plain, str, "a string", file, where)
     if kind is type(None):
         if plain is None:
             return None
@@ -202,28 +209,40 @@ def _decode_float(plain: Any, file: str, where: str) -> float:
 
 
 def _decode_dataclass(plain: Any, cls: Any, file: str, where: str, older: bool) -> Any:
-    fields = _expect(plain, dict, "an object", file, where)
-    hints = get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls)]
+    given = _expect(plain, dict, "an object", file, where)
+    hints, known, defaults = _fields_of(cls)
     dot = f"{where}." if where else ""
-    for name in fields:
+    for name in given:
         if name not in hints:
             raise InputError(f"{file}unknown field `{dot}{name}`.{suggest(name, known)}")
-    defaults = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is not dataclasses.MISSING
-        or field.default_factory is not dataclasses.MISSING
-    }
     for name in known:
-        if name not in fields and not (older and name in defaults):
+        if name not in given and not (older and name in defaults):
             raise InputError(f"{file}missing field `{dot}{name}`.")
     return cls(
         **{
-            name: decode(fields[name], hints[name], file, dot + name, older)
+            name: decode(given[name], hints[name], file, dot + name, older)
             for name in known
-            if name in fields
+            if name in given
         }
+    )
+
+
+@cache
+def _fields_of(cls: Any) -> tuple[dict[str, Any], tuple[str, ...], frozenset[str]]:
+    """Returns a dataclass's annotations, its fields, and those with a default.
+
+    Evaluating annotations takes longer than reading an object, and files hold thousands.
+    """
+    fields = dataclasses.fields(cls)
+    return (
+        get_type_hints(cls),
+        tuple(field.name for field in fields),
+        frozenset(
+            field.name
+            for field in fields
+            if field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
+        ),
     )
 
 

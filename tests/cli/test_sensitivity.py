@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 from quantkit.calib_sets import text_slice
 from quantkit.cli.calibrate import calibrate
 from quantkit.cli.group import OneLineErrors
-from quantkit.cli.sensitivity import sensitivity, sensitivity_text
+from quantkit.cli.sensitivity import sensitivity
 from quantkit.jobs import config_hash
+from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.models import load
 from quantkit.probes import Activation, attach
+from quantkit.reporting import sensitivity_text
 from quantkit.results import Range, Ranges, Sensitivity, read_json, write_json
-from quantkit.search.job import SensitivityJob
 
 app = typer.Typer(cls=OneLineErrors, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (calibrate, sensitivity):

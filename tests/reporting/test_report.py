@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from quantkit.cli.report import report
 from quantkit.errors import InputError
 from quantkit.reporting import (
     export_text,
@@ -21,7 +22,7 @@ from quantkit.reporting import (
     topk_text,
     write_report,
 )
-from quantkit.reporting.collect import collect
+from quantkit.reporting.collect import FILE_NAMES, collect
 from quantkit.reporting.outlier_tables import class_table, topk_table
 from quantkit.reporting.tables import sweep_table
 from quantkit.reporting.text import number, plain_table, relative
@@ -111,8 +112,15 @@ def test_what_is_missing_is_said(only: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(V1 / only, tmp_path / "run")
     for text in rendered([tmp_path / "run"], tmp_path / "out"):
-        for name in ("stats", "sweep", "export", "ranges"):
-            assert (f"No {name}.json was found." in text) == (f"{name}.json" not in only)
+        for name in ("stats", "sweep", "export", "sensitivity"):
+            assert (f"No {name}.json was found." in text) == (only.split("/")[-1] != f"{name}.json")
+        words = "No ranges.json and no calibration.json was found."
+        assert (words in text) == ("ranges" not in only)
+        assert ("No calibration.json was found" in text) == ("ranges" in only)
+
+
+def test_the_help_names_every_file() -> None:
+    assert not [name for name in FILE_NAMES if name not in (report.__doc__ or "")]
 
 
 def test_nothing_to_report_is_an_input_error(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""What a report says about the data that its numbers come from."""
+
+from __future__ import annotations
+
+from quantkit.reporting.collect import Run, everything
+from quantkit.results import Calibration, Ranges, Sweep
+
+
+def overlaps(run: Run) -> list[str]:
+    """Returns one line for each file whose data should be held out, and are not."""
+    lines = []
+    for found in everything(run):
+        result, shared = found.result, found.result.data.shared_blocks
+        if not shared:
+            continue
+        models = result.models if isinstance(result, Sweep) else [result.model]
+        names = ", ".join(model.name for model in models)
+        if isinstance(result, Calibration | Ranges):
+            what = f"{shared:,} calibration blocks are in the evaluation slice too"
+        else:
+            what = f"{shared:,} blocks that {found.place} was measured on are calibration's too"
+        lines.append(f"{names}: {what} (--allow-overlap): its figures look better than they are.")
+    return list(dict.fromkeys(lines))
