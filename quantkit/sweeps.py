@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
+from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
@@ -46,6 +47,7 @@ def run_cells(
     recipes: Sequence[Recipe],
     *,
     ranges: Ranges | None = None,
+    weight_ranges: WeightRanges | None = None,
     batch_size: int,
     seed: int,
     store: Path,
@@ -55,8 +57,15 @@ def run_cells(
 
     Args:
         ranges: For static grids; their smoothing is applied to every quantized row.
+        weight_ranges: Those that `ranges.weights` describes.
         store: Folder for one file a finished cell; a cell that is there is not computed again.
+
+    Raises:
+        InputError: ranges of weights that were chosen for another width than a recipe has.
     """
+    for recipe in recipes:
+        if weight_ranges is not None and recipe.weights is not None:
+            weight_ranges.require_width(recipe.weights)
     scores: dict[str, tuple[BlockScores, int]] = {}
     digest = "" if ranges is None else _digest(ranges)
     for done, recipe in enumerate(recipes):
@@ -65,7 +74,7 @@ def run_cells(
         own = "" if recipe.is_float else digest
         kept = _read_cell(path, loaded, text, own)
         if kept is None:
-            kept = _score(loaded, text, recipe, ranges, batch_size, name, progress)
+            kept = _score(loaded, text, recipe, ranges, weight_ranges, batch_size, name, progress)
             _write_cell(path, loaded, text, own, kept)
         scores[str(recipe)] = kept
     baseline = scores["none"][0]
@@ -83,6 +92,7 @@ def _score(
     text: TokenSlice,
     recipe: Recipe,
     ranges: Ranges | None,
+    weight_ranges: WeightRanges | None,
     batch_size: int,
     what: str,
     progress: Progress,
@@ -100,14 +110,19 @@ def _score(
 
     tensors = None if ranges is None else ranges.tensors
     smoothing = None if ranges is None or recipe.is_float else ranges.smoothing
-    with fake_quantized(model, recipe, tensors, smoothing=smoothing) as quantizers:
+    with fake_quantized(
+        model, recipe, tensors, smoothing=smoothing, weight_ranges=weight_ranges
+    ) as quantizers:
         scores = score_blocks(forward, text, batch_size=batch_size, what=what, progress=progress)
     return scores, quantizers.hits
 
 
 def _digest(ranges: Ranges) -> str:
     """Returns the hash of what a cell reads of the ranges."""
-    plain = to_plain([ranges.tensors, ranges.smoothing])
+    read: list[Any] = [ranges.tensors, ranges.smoothing]
+    if ranges.weights is not None:
+        read.append(ranges.weights.sha256)
+    plain = to_plain(read)
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

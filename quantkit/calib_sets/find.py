@@ -82,14 +82,27 @@ def named_set(name: str) -> NamedSet:
 def all_sets() -> list[NamedSet]:
     """Returns the sets of the working directory, then the shipped ones that they do not hide.
 
-    Raises:
-        InputError: a manifest that cannot be read.
+    Without those whose manifest cannot be read: see `broken_sets`.
     """
+    return list(_all()[0].values())
+
+
+def broken_sets() -> dict[str, str]:
+    """Returns by name what is wrong with the sets whose manifest cannot be read."""
+    return _all()[1]
+
+
+def _all() -> tuple[dict[str, NamedSet], dict[str, str]]:
     found: dict[str, NamedSet] = {}
+    broken: dict[str, str] = {}
     for folder, where in _folders():
-        if folder.name not in found:
+        if folder.name in found or folder.name in broken:
+            continue
+        try:
             found[folder.name] = _read(folder, where)
-    return list(found.values())
+        except InputError as error:
+            broken[folder.name] = str(error)
+    return found, broken
 
 
 def set_names(*kinds: str) -> list[str]:

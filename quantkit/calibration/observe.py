@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from quantkit.calibration.recording import (
 from quantkit.calibration.stability import checkpoints_before, checkpoints_until, is_stable
 from quantkit.calibration.watch import Watch
 from quantkit.errors import InputError
-from quantkit.models import LoadedModel, backbone
+from quantkit.models import LoadedModel, run_batch
 from quantkit.probes import Attachment, attach, require_seen
 from quantkit.probes import Hits as ModuleHits
 from quantkit.processes import Processes
@@ -57,12 +57,14 @@ def observe(
     allow_unseen: Sequence[str] = (),
     store: Path | None = None,
     identity: Mapping[str, Any] | None = None,
+    finish: Callable[[Recording], None] = lambda recording: None,
     processes: Processes = ALONE,
     progress: Progress = silent,
 ) -> Recording | None:
     """Returns what was seen of every tensor of the points, in all processes together.
 
-    Only the backbone runs. Only elements that exist count: no padding, no masked logits.
+    Of a decoder only the backbone runs: vocabulary logits, the largest tensor of a forward, are
+    never made. Only elements that exist count: no padding, no masked logits.
 
     Args:
         choose: For the ranges at growing sample counts; called at the first process.
@@ -71,10 +73,13 @@ def observe(
         store: Folder in which a process that is interrupted leaves what it has seen, and where it
             looks for that when it starts; None: nothing is kept.
         identity: Plain data; what was left by a run with another identity is not taken up.
+        finish: What the first process does with the result, e.g. write it; where it is interrupted
+            what was seen is kept as well.
         processes: Those that share the batches; all but the first get None.
 
     Raises:
         ProbeError: a module that no probe saw and that `allow_unseen` does not match.
+        InputError: a batch that the model cannot run on, a point of which nothing was seen.
     """
     known = dict(identity or {}) | {"processes": processes.count, "batch_size": batch_size}
     kept = None if store is None else _Kept(path=store / _part(processes), identity=known)
@@ -91,25 +96,37 @@ def observe(
         processes=processes,
         progress=progress,
     )
+
+    def finish_whole(whole: Recording | None) -> None:
+        assert whole is not None  # which it is at the first process
+        require_seen(_attachment(whole), allow_unseen)
+        _require_points(whole, points, loaded)
+        finish(whole)
+
     try:
         whole = work.run()
-    except KeyboardInterrupt:
-        if kept is not None:
+        processes.at_first(lambda: finish_whole(whole))
+    except BaseException:  # Ctrl-C, a peer that was lost: what was seen is kept
+        if kept is not None and work.recording.batches:
             kept.save(work.recording)
         raise
-
-    def judge() -> None:
-        assert whole is not None
-        require_seen(_attachment(whole), allow_unseen)
-
-    processes.at_first(judge)
     return whole
 
 
 def forget(store: Path) -> None:
     """Removes what interrupted processes left, once it is part of a finished file."""
-    for path in store.glob(_PARTS):
+    for path in (*store.glob(_PARTS), *store.glob(f".{_PARTS}.*")):  # the latter: half written
         path.unlink(missing_ok=True)
+
+
+def _require_points(whole: Recording, points: Sequence[str], loaded: LoadedModel) -> None:
+    seen = {observation.point for observation in whole.seen.values()}
+    for point in points:
+        if point not in seen:
+            raise InputError(
+                f"nothing of point {point} was seen in {loaded.name} "
+                f"({type(loaded.model).__name__}): leave it out of --points."
+            )
 
 
 @dataclass
@@ -163,7 +180,7 @@ class _Pass:
         plan = checkpoints_before if self.until_stable is None else checkpoints_until
         stops = plan(self.data.sequences, self.batch_size)
         passed = self._take_up(stops)
-        model, batches = self.loaded.model, stops[-1]
+        loaded, batches = self.loaded, stops[-1]
         watch = Watch(
             points=self.points,
             averaging_constant=self.averaging_constant,
@@ -177,7 +194,7 @@ class _Pass:
                 stack.enter_context(torch.no_grad())
                 attachment = stack.enter_context(
                     # what one process's batches leave out, another's may see: judged at the end
-                    attach(model, watch.callbacks(), allow_unseen=[*self.allow_unseen, "*"])
+                    attach(loaded.model, watch.callbacks(), allow_unseen=[*self.allow_unseen, "*"])
                 )
             earlier = self.recording.hits
             for index, batch in enumerate(self.data.batches(self.batch_size)):
@@ -185,23 +202,29 @@ class _Pass:
                     if self.processes.mine(index):
                         self.progress(what, index, batches)
                         watch.begin(batch.first_sequence)
-                        backbone(model)(**self.loaded.backbone_inputs(batch.inputs))
+                        run_batch(loaded, batch.inputs, self.data.source)
                         watch.end()
-                    self._count(index + 1, earlier, attachment)
+                    self._count(index + 1, watch.seen, earlier, attachment)
                 if index + 1 in stops and index + 1 > passed and self._at_stop(stops):
                     break
         self.progress(what, batches, batches)
         return self.whole
 
-    def _count(self, batches: int, earlier: Hits, attachment: Attachment) -> None:
+    def _count(
+        self, batches: int, seen: dict[str, Observation], earlier: Hits, attachment: Attachment
+    ) -> None:
         """Notes that so many batches are done, and keeps the recording from time to time."""
-        recording = self.recording
-        recording.batches = batches
-        recording.samples = min(batches * self.batch_size, self.data.sequences)
-        recording.hits = {}
+        before = self.recording
+        recording = Recording(
+            seen=seen,
+            batches=batches,
+            samples=min(batches * self.batch_size, self.data.sequences),
+            notes=list(dict.fromkeys([*before.notes, *attachment.notes])),
+            checkpoints=before.checkpoints,
+        )
         recording.add_hits(earlier)
         recording.add_hits(_hits(attachment))
-        recording.notes += [n for n in attachment.notes if n not in recording.notes]
+        self.recording = recording  # all of it at once: an interruption finds the old or the new
         if self.kept is not None:
             self.kept.save_now_and_then(recording)
 
@@ -249,7 +272,7 @@ class _Pass:
                 together.batches, together.samples = recording.batches, recording.samples
                 together.checkpoints, self.whole = points, together
             else:
-                recording.checkpoints = points
+                self.recording = replace(recording, checkpoints=points)
             return is_end
 
         return self.processes.at_first(decide)

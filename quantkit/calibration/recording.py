@@ -124,6 +124,9 @@ def save(path: Path, recording: Recording, identity: dict[str, Any]) -> None:
         save_file(tensors, temporary, metadata={"quantkit": json.dumps(plain)})
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except (SafetensorError, OSError) as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error}.") from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantkit.calib_sets import DataSlice
 from quantkit.errors import InputError
-from quantkit.models import LoadedModel, backbone
+from quantkit.models import LoadedModel, run_batch
 from quantkit.models.smoothing_groups import SmoothingGroup, smoothing_groups
 from quantkit.numerics.smoothing import search_alpha
 from quantkit.probes import Activation, attach
@@ -176,7 +176,7 @@ def _observe(
             for index, batch in enumerate(data.batches(batch_size)):
                 if processes.mine(index):
                     progress(what, mine.index(index), len(mine))
-                    backbone(loaded.model)(**loaded.backbone_inputs(batch.inputs))
+                    run_batch(loaded, batch.inputs, data.source)
         progress(what, len(mine), len(mine))
     together: dict[str, Channels] = {}
     for theirs in processes.gather(seen):

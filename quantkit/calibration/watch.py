@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quantkit.calibration.observation import CLASSES, Observation
+from quantkit.errors import ProbeError
 from quantkit.numerics.observers import Bundle
 from quantkit.numerics.observers.moving import MovingAverage
 from quantkit.numerics.scan import Cut, ScanResult
@@ -25,11 +26,11 @@ from quantkit.probes.token_scan import (
 )
 
 _ACTIVATIONS: Final = ("linear_input", "linear_output", "attention_output")
+_Q_AND_K: Final = ("attention_query", "attention_key")
 _OF_CALLS: Final = (
     "attention_logit",
     "attention_probability",
-    "attention_query",
-    "attention_key",
+    *_Q_AND_K,
 )
 
 
@@ -69,17 +70,18 @@ class Watch:
         self.first_sequence, self._pending, self._last = first_sequence, {}, {}
 
     def end(self) -> None:
-        """The pass has ended: what it showed is part of what was seen."""
+        """The pass has ended: what it showed is part of what was seen, all of it at once."""
+        seen = dict(self.seen)
         merged: dict[tuple[int, int], Observation] = {}
         for name, visit in self._pending.items():
-            before = self.seen.get(name)
+            before = seen.get(name)
             # linear layers that share an input share one observation, in memory and in the file
             key = (id(before), id(visit))
             if key not in merged:
                 new = visit.observation(self.averaging_constant)
                 merged[key] = new if before is None else before.merge(new)
-            self.seen[name] = merged[key]
-        self._pending, self._last = {}, {}
+            seen[name] = merged[key]
+        self.seen, self._pending, self._last = seen, {}, {}
 
     def _see_activation(self, visit: Activation) -> None:
         name = f"{visit.point}/{visit.name}"
@@ -104,16 +106,18 @@ class Watch:
             self._see_map(f"attention_logit/{slot}", call, logits_of(call, modified=False))
         if "attention_probability" in self.points:
             self._see_map(f"attention_probability/{slot}", call, probabilities_of(call))
-        batch, _, queries, _ = call.query.shape
-        real = call.real_queries
-        every = torch.ones(batch, queries, dtype=torch.bool) if real is None else real
+        if call.given is not None and any(point in self.points for point in _Q_AND_K):
+            raise ProbeError(
+                f"{call.name} multiplies q and k itself, so that only their product is seen: leave "
+                f"{' and '.join(_Q_AND_K)} out of the points."
+            )
         if "attention_query" in self.points:
+            batch, _, queries, _ = call.query.shape
+            real = call.real_queries
+            every = torch.ones(batch, queries, dtype=torch.bool) if real is None else real
             self._see_heads(f"attention_query/{slot}", call.query, every)
         if "attention_key" in self.points:
-            keys = call.key.shape[2]
-            fits = not call.is_cross and keys == queries
-            real_keys = every if fits else torch.ones(batch, keys, dtype=torch.bool)
-            self._see_heads(f"attention_key/{slot}", call.key, real_keys)
+            self._see_heads(f"attention_key/{slot}", call.key, call.real_keys())
 
     def _see_value(self, visit: AttentionValue) -> None:
         part = f"/part {visit.part}" if visit.part > 1 else ""

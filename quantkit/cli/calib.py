@@ -57,7 +57,7 @@ def ls() -> None:
     Examples:
       quantkit calib ls
     """
-    from quantkit.calib_sets.find import all_sets
+    from quantkit.calib_sets.find import all_sets, broken_sets
 
     rows = [
         (
@@ -73,6 +73,8 @@ def ls() -> None:
     columns = ("name", "kind", "licence", "where", "samples", "size")
     table = Table(title="Calibration sets", columns=columns, rows=tuple(rows), text_columns=4)
     typer.echo(plain_table(table), nl=False)
+    for name, what in sorted(broken_sets().items()):
+        typer.echo(f"broken: {printable(name)}: {printable(what)}")
 
 
 @calib_app.command()
@@ -227,11 +229,11 @@ def verify(
       quantkit calib verify --all
     """
     from quantkit.calib_sets.check import verified
-    from quantkit.calib_sets.find import all_sets, named_set
+    from quantkit.calib_sets.find import all_sets, broken_sets, named_set
 
     if bool(names) == every:
         raise InputError("name one or more sets, or give --all.")
-    wrong = []
+    wrong = list(broken_sets().values()) if every else []
     for found in all_sets() if every else [named_set(name) for name in names or []]:
         try:
             _, info = verified(found)

@@ -13,11 +13,14 @@ from quantkit.jobs import (
     CALIBRATION_POINTS,
     DEFAULT_CALIBRATION_POINTS,
     DEFAULT_SAMPLES,
+    DEFAULT_WEIGHT_BITS,
+    DEFAULT_WEIGHT_METHOD,
     GUARDS,
     KV_CACHE,
     METHODS,
     RANGE_GRANULARITIES,
     UNTIL_STABLE_SAMPLES,
+    WEIGHT_METHODS,
     CalibrateJob,
     default_out,
 )
@@ -41,7 +44,7 @@ def calibrate(
             metavar="RUN",
             show_default=False,
             help="Choose ranges again, by another method or for other widths, from what an earlier "
-            "run observed: no model, no forward pass.",
+            "run observed: no forward pass; no model, but with --weights.",
         ),
     ] = None,
     calib: options.Data = None,
@@ -132,6 +135,31 @@ def calibrate(
             "strength of each group, or a number from 0 to 1.",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="GRANULARITY",
+            show_default=False,
+            help="Give weights of linear layers ranges too: one a channel, or one a group:N of "
+            "inputs. Default: none; recipes then take the absmax of each output channel.",
+        ),
+    ] = None,
+    weight_method: Annotated[
+        str,
+        typer.Option(
+            "--weight-method",
+            metavar="NAME",
+            help=f"How those are chosen: {', '.join(WEIGHT_METHODS)}. Judged on the weights alone: "
+            "below 8 bits compare with minmax in a sweep.",
+        ),
+    ] = DEFAULT_WEIGHT_METHOD,
+    weight_bits: Annotated[
+        int,
+        typer.Option(
+            "--weight-bits", metavar="N", help="Width that those are chosen for, 2 to 16."
+        ),
+    ] = DEFAULT_WEIGHT_BITS,
     allow: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +178,8 @@ def calibrate(
     """Fix quantization ranges, and say whether to trust them.
 
     Writes ranges.json, calibration.json (what quantkit report draws) and observations.safetensors
-    (what --from reads). Ctrl-C and the same command: it goes on after the last finished batch.
+    (what --from reads); with --weights also weights.safetensors. Ctrl-C and the same command: it
+    goes on after the last finished batch.
 
     \b
     Examples:
@@ -159,6 +188,7 @@ def calibrate(
       quantkit calibrate ./my-model --until-stable 1%
       quantkit calibrate --from reports/calibrate-my-model-0123456789 --method two-sided-percentile
       quantkit calibrate smollm2 --smooth auto --out reports/smooth
+      quantkit calibrate smollm2 --weights channel --weight-bits 4
     """
     job = CalibrateJob(
         model=model,
@@ -178,6 +208,9 @@ def calibrate(
         granularity=granularity,
         exclude_first=exclude_first,
         smooth=smooth,
+        weights=weights,
+        weight_method=weight_method,
+        weight_bits=weight_bits,
         allow=() if allow is None else options.words("allow", allow),
         allow_unseen=() if allow_unseen is None else options.words("allow-unseen", allow_unseen),
         out=out,

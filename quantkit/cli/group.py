@@ -42,9 +42,10 @@ class OneLineErrors(TyperGroup):
         except BrokenPipeError:
             raise
         except OSError as error:
-            if error.filename is None:
+            if error.strerror is None:
                 raise
-            raise fail(f"{error.filename}: {error.strerror}.", BAD_INPUT) from error
+            place = "" if error.filename is None else f"{error.filename}: "
+            raise fail(f"{place}{error.strerror}.", BAD_INPUT) from error
         except KeyboardInterrupt as error:
             if may_talk():
                 typer.echo(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import save_graph, scopes_of
 from quantkit.exporting.parity import QUANTIZED_GATE, Batch, Gate, compare_logits
@@ -95,6 +96,7 @@ def forced_parity(
     *,
     gate: Gate = QUANTIZED_GATE,
     keep: Collection[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> tuple[Parity, list[StepAgreement]]:
     """Returns the agreement of the outputs and of each quantizer, worst first.
 
@@ -103,6 +105,7 @@ def forced_parity(
     Args:
         graph: The quantized graph; it is not changed.
         keep: Names of quantizers that stay in float, in both.
+        weight_ranges: Those that the graph was made with.
 
     Raises:
         InputError: a quantizer of the recipe that the graph does not hold, by name.
@@ -166,7 +169,7 @@ def forced_parity(
     weights = Recipe(weights=recipe.weights)
     with (
         torch.inference_mode(),
-        fake_quantized(model, weights, keep=keep),
+        fake_quantized(model, weights, keep=keep, weight_ranges=weight_ranges),
         attach(model, points),
     ):
         expected = model(

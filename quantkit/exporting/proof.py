@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
+from quantkit.calibration import WeightRanges
 from quantkit.exporting.float_export import export_float
 from quantkit.exporting.forced import forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
 from quantkit.exporting.measure import ort_perplexity, paired_latency
 from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
 from quantkit.exporting.quantize import quantize_graph
+from quantkit.exporting.rewrite_linear import require_channels
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
 from quantkit.models import LoadedModel, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
@@ -55,6 +58,13 @@ PARITY_TOKENS = 128
 LATENCY_TOKENS = 256
 
 
+class _Chosen(TypedDict):
+    """What the graph and every simulation of it share beside recipe and ranges."""
+
+    keep: Collection[str]
+    weight_ranges: WeightRanges | None
+
+
 def export_and_prove(
     loaded: LoadedModel,
     evaluation: TokenSlice,
@@ -66,6 +76,7 @@ def export_and_prove(
     batch_size: int = 4,
     keep: Collection[str] = (),
     smoothing: Mapping[str, Smoothing] | None = None,
+    weight_ranges: WeightRanges | None = None,
     progress: Progress = silent,
 ) -> Export:
     """Writes `float/model.onnx` and, for a quantizing recipe, `model.onnx`; returns what they are.
@@ -77,13 +88,17 @@ def export_and_prove(
         keep: Names of quantizers that stay in float, as in `fake_quantized`.
         smoothing: Default: that of `ranges`, which are the smoothed model's. Both graphs are of the
             smoothed model, and the float one is compared with the model as it was.
+        weight_ranges: Of the weights, one a channel; of the smoothed model's where there is one.
+            None: absmax.
 
     Raises:
-        InputError: what the recipe needs is missing from the ranges, or it cannot be exported.
+        InputError: what the recipe needs is missing from the ranges, or it cannot be exported, as
+            weights with ranges by group.
     """
     recipe.require_static_logits()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
+    require_channels(weight_ranges, recipe.weights)
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     float_path = folder / FLOAT_FOLDER / MODEL_FILE
@@ -104,18 +119,20 @@ def export_and_prove(
                 recipe=recipe,
                 ranges=ranges.tensors,
                 keep=keep,
+                weight_ranges=weight_ranges,
             )
             model_path = save_graph(graph, folder)
             session = open_decoder(model_path)
             progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
+            chosen = _Chosen(keep=keep, weight_ranges=weight_ranges)
             forced, steps_of = forced_parity(
-                graph, loaded.model, recipe, ranges.tensors, batch, keep=keep
+                graph, loaded.model, recipe, ranges.tensors, batch, **chosen
             )
             parity["quantized"] = [forced]
             write_json(folder / STEPS_FILE, {"schema": STEPS_SCHEMA, "quantizers": steps_of})
-            own = sensitivity(loaded.model, recipe, ranges.tensors, batch, keep=keep)
+            own = sensitivity(loaded.model, recipe, ranges.tensors, batch, **chosen)
             parity["quantized, end to end"] = _parity(
-                session, loaded, recipe, ranges.tensors, batch, widened(own), keep
+                session, loaded, recipe, ranges.tensors, batch, widened(own), **chosen
             )
             parity["simulation against itself"] = [_own_parity(own, batch)]
     progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
@@ -171,12 +188,17 @@ def _parity(
     ranges: Mapping[str, Range],
     batch: TokenBatch,
     gate: Gate,
+    *,
     keep: Collection[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> list[Parity]:
     model = loaded.model
 
     def forward(ids: Tensor, mask: Tensor) -> Tensor:
-        with torch.inference_mode(), fake_quantized(model, recipe, ranges, keep=keep):
+        with (
+            torch.inference_mode(),
+            fake_quantized(model, recipe, ranges, keep=keep, weight_ranges=weight_ranges),
+        ):
             output = model(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),

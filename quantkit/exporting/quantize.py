@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from quantkit.calibration import WeightRanges
 from quantkit.exporting.graphs import load_graph, remove_unused_initializers
 from quantkit.exporting.rewrite_linear import ModuleLinears, match_linears, quantize_linears
 from quantkit.exporting.rewrite_logits import quantize_logits
@@ -22,6 +23,7 @@ def quantize_graph(
     recipe: Recipe,
     ranges: Mapping[str, Range],
     keep: Collection[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> tuple[ir.Model, list[QuantizerInfo]]:
     """Returns the graph with Q/DQ nodes where the recipe says, and one entry per quantizer.
 
@@ -31,10 +33,12 @@ def quantize_graph(
             in float.
         ranges: `Ranges.tensors`.
         keep: Names of quantizers that stay in float, as in `fake_quantized`.
+        weight_ranges: As in `fake_quantized`; one a channel.
 
     Raises:
         InputError: a linear layer that the graph does not hold, a range that is missing or was
-            chosen for another width, logits with a dynamic range, or an unknown name in `keep`.
+            chosen for another width, logits with a dynamic range, an unknown name in `keep`, or
+            ranges of weights by group.
     """
     linear_names = [f"{kind}/{m}" for kind in ("weight", "linear_input") for m in module_linears]
     linear_keep = [name for name in keep if not name.startswith("attention_logit/")]
@@ -49,6 +53,7 @@ def quantize_graph(
             activation_bits=recipe.activations,
             ranges=ranges,
             keep=keep,
+            weight_ranges=weight_ranges,
         )
     if recipe.logits is not None:
         infos += quantize_logits(model, recipe.logits, ranges, keep)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import (
     GraphGrid,
@@ -100,6 +101,7 @@ def quantize_linears(
     activation_bits: int | None,
     ranges: Mapping[str, Range],
     keep: Collection[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> list[QuantizerInfo]:
     """Rewrites the nodes in place and returns what was put on which grid.
 
@@ -108,16 +110,34 @@ def quantize_linears(
     share an input and a grid share its QuantizeLinear. What `keep` names is left as it is.
 
     Raises:
-        InputError: a range is missing, by name; NaN or inf in a range or weight.
+        InputError: a range is missing, by name; NaN or inf in a range or weight; ranges of weights
+            by group.
     """
+    require_channels(weight_ranges, weight_bits)
     infos: list[QuantizerInfo] = []
     shared: dict[tuple[str, float, int], GraphGrid] = {}
     for linear in linears:
         if activation_bits is not None and f"linear_input/{linear.module}" not in keep:
             infos.append(_quantize_input(model, linear, activation_bits, ranges, shared))
         if weight_bits is not None and f"weight/{linear.module}" not in keep:
-            infos.append(_quantize_weight(model, linear, weight_bits))
+            infos.append(_quantize_weight(model, linear, weight_bits, weight_ranges))
     return infos
+
+
+def require_channels(ranges: WeightRanges | None, bits: int | None) -> None:
+    """Returns if a graph can hold weights of that many bits on these ranges.
+
+    Raises:
+        InputError: ranges by group, or chosen for another width.
+    """
+    if ranges is None or bits is None:
+        return
+    if ranges.group_size is not None:
+        raise InputError(
+            f"the ranges of weights are by group ({ranges.group_size} inputs each), and the graph "
+            "of a recipe such as w8a8 has one scale a channel: calibrate --weights channel."
+        )
+    ranges.require_width(bits)
 
 
 def input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> tuple[float, int]:
@@ -169,11 +189,13 @@ def _quantize_input(
     )
 
 
-def _quantize_weight(model: ir.Model, linear: LinearNode, bits: int) -> QuantizerInfo:
+def _quantize_weight(
+    model: ir.Model, linear: LinearNode, bits: int, ranges: WeightRanges | None
+) -> QuantizerInfo:
     qtype = QType(bits=bits, narrow=True)
     name = f"{linear.module}.weight"
     check_range(linear.weight.min(), linear.weight.max(), name)
-    scale = weight_scale(linear.weight, bits)
+    scale = weight_scale(linear.weight, bits, module=linear.module, ranges=ranges)
     integers = quantize(linear.weight, scale, 0, qtype)
     axis = 0 if linear.transposed else 1
     dtype = storage_dtype(qtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from quantkit.calibration import WeightRanges
 from quantkit.exporting.parity import QUANTIZED_GATE, Agreement, Batch, Gate, compare_logits
 from quantkit.probes import Activation, attach
 from quantkit.quantization import fake_quantized
@@ -33,15 +34,15 @@ def sensitivity(
     batch: Batch,
     *,
     keep: Collection[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> Agreement:
     """Returns the worst agreement of the simulation with itself, perturbed; four forwards."""
-    reference = _forward(model, recipe, ranges, batch, None, keep)
-    found = [
-        compare_logits(
-            reference, _forward(model, recipe, ranges, batch, seed, keep), batch.attention_mask
-        )
-        for seed in SEEDS
-    ]
+
+    def forward(seed: int | None) -> Tensor:
+        return _forward(model, recipe, ranges, batch, seed, keep, weight_ranges)
+
+    reference = forward(None)
+    found = [compare_logits(reference, forward(seed), batch.attention_mask) for seed in SEEDS]
     return Agreement(
         max_abs=max(agreement.max_abs for agreement in found),
         cosine=min(agreement.cosine for agreement in found),
@@ -65,6 +66,7 @@ def _forward(
     batch: Batch,
     seed: int | None,
     keep: Collection[str],
+    weight_ranges: WeightRanges | None,
 ) -> Tensor:
     generator = torch.Generator().manual_seed(seed or 0)
 
@@ -76,7 +78,7 @@ def _forward(
 
     with (
         torch.inference_mode(),
-        fake_quantized(model, recipe, ranges, keep=keep),
+        fake_quantized(model, recipe, ranges, keep=keep, weight_ranges=weight_ranges),
         attach(model, {"hidden_state": disturb}),
     ):
         logits: Tensor = model(

@@ -11,6 +11,8 @@ from quantkit.jobs.choices import (
     DEFAULT_CALIBRATION_POINTS,
     DEFAULT_SAMPLES,
     DEFAULT_TEXT,
+    DEFAULT_WEIGHT_BITS,
+    DEFAULT_WEIGHT_METHOD,
     DEVICE_MAPS,
     DTYPES,
     GUARDS,
@@ -27,7 +29,7 @@ from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
 from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.jobs.stats import StatsJob, memory_limits
 from quantkit.jobs.sweep import SweepJob
-from quantkit.numerics.methods import METHODS
+from quantkit.numerics.methods import METHODS, WEIGHT_METHODS
 
 __all__ = [
     "ATTENTION_BITS",
@@ -36,6 +38,8 @@ __all__ = [
     "DEFAULT_CALIBRATION_POINTS",
     "DEFAULT_SAMPLES",
     "DEFAULT_TEXT",
+    "DEFAULT_WEIGHT_BITS",
+    "DEFAULT_WEIGHT_METHOD",
     "DEVICE_MAPS",
     "DTYPES",
     "GUARDS",
@@ -47,6 +51,7 @@ __all__ = [
     "SHIPPED_PAIR",
     "STATS_POINTS",
     "UNTIL_STABLE_SAMPLES",
+    "WEIGHT_METHODS",
     "CalibrateJob",
     "CompareJob",
     "ExportJob",

@@ -9,11 +9,14 @@ from quantkit.jobs.checks import check_choice, check_common, check_cpu, check_po
 from quantkit.jobs.choices import (
     CALIBRATION_POINTS,
     DEFAULT_SAMPLES,
+    DEFAULT_WEIGHT_BITS,
+    DEFAULT_WEIGHT_METHOD,
     GUARDS,
     RANGE_GRANULARITIES,
     UNTIL_STABLE_SAMPLES,
 )
-from quantkit.numerics.methods import parse_methods
+from quantkit.numerics.granularity import weight_granularity
+from quantkit.numerics.methods import check_weight_method, parse_method, parse_methods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class CalibrateJob:
         smooth: `auto` or an alpha from 0 to 1: migrate scales from inputs to weights (SmoothQuant).
         until_stable: Stop where no range moved by more than this share of itself over the last
             quarter of the samples.
+        weights: `channel` or `group:N`: give weights ranges too, by `weight_method` for a grid of
+            `weight_bits`. None: recipes take the absmax of each output channel.
         allow: Guards that may fail; `allow_unseen`: glob patterns on modules that need not run.
     """
 
@@ -54,6 +59,9 @@ class CalibrateJob:
     exclude_first: bool = False
     smooth: str | None = None
     until_stable: float | None = None
+    weights: str | None = None
+    weight_method: str = DEFAULT_WEIGHT_METHOD
+    weight_bits: int = DEFAULT_WEIGHT_BITS
     allow: tuple[str, ...] = ()
     allow_unseen: tuple[str, ...] = ()
     out: str | None = None
@@ -86,6 +94,7 @@ class CalibrateJob:
                 f"--until-stable takes a share such as 1%, above 0 and below 100%, got "
                 f"{100 * self.until_stable:g}%."
             )
+        check_weights(self.weights, self.weight_method, self.weight_bits)
         if self.smooth is not None:
             check_smooth(self.smooth, self.points, self.from_run)
 
@@ -100,6 +109,20 @@ class CalibrateJob:
     def alpha(self) -> float | None:
         """The migration strength that was given; None: it is searched, or nothing migrates."""
         return None if self.smooth in (None, "auto") else float(str(self.smooth))
+
+
+def check_weights(weights: str | None, method: str, bits: int) -> None:
+    if weights is None:
+        if (method, bits) != (DEFAULT_WEIGHT_METHOD, DEFAULT_WEIGHT_BITS):
+            raise InputError(
+                "--weight-method and --weight-bits say how ranges of weights are chosen: add "
+                "--weights channel."
+            )
+        return
+    weight_granularity(weights)
+    check_weight_method(parse_method(method))
+    if not 2 <= bits <= 16:
+        raise InputError(f"--weight-bits takes 2 to 16, got {bits}.")
 
 
 def check_smooth(smooth: str, points: tuple[str, ...] | None, from_run: str | None) -> None:

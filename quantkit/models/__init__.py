@@ -21,7 +21,7 @@ from quantkit.models.families import (
     layout_of,
     mixes_of,
 )
-from quantkit.models.loading import LoadedModel, load, prepare
+from quantkit.models.loading import LoadedModel, load, prepare, run_batch
 from quantkit.models.mlps import Mlp, mlp_of, projection_modules
 from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
 
@@ -50,6 +50,7 @@ __all__ = [
     "mlp_of",
     "prepare",
     "projection_modules",
+    "run_batch",
     "sha256_of",
     "to_diffllama",
 ]

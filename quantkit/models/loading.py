@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
-from quantkit.errors import InputError, suggest
-from quantkit.models.architectures import model_class, require_real_weights
-from quantkit.models.families import attention_modules, layer_modules, layout_of
+from quantkit.errors import InputError, QuantkitError, suggest
+from quantkit.models.architectures import is_decoder_only, model_class, require_real_weights
+from quantkit.models.families import attention_modules, backbone, layer_modules, layout_of
 from quantkit.models.hub import hub_folder
 from quantkit.models.placement import Placement, input_device, parameter_count, weights
 from quantkit.models.shipped import (
@@ -79,13 +79,6 @@ class LoadedModel:
         """Where inputs go."""
         return input_device(self.model)
 
-    def backbone_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Returns keyword arguments for the backbone, where its inputs go; without a KV cache."""
-        moved: dict[str, Any] = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-        if getattr(getattr(self.model, "config", None), "use_cache", None):
-            moved["use_cache"] = False
-        return moved
-
     def info(self) -> ModelInfo:
         """Returns what a result file says about the model."""
         model = self.model
@@ -111,6 +104,37 @@ class LoadedModel:
             modality=self.modality,
             is_encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
         )
+
+
+def run_batch(
+    loaded: LoadedModel, inputs: Mapping[str, Tensor], source: str, *, whole: bool | None = None
+) -> None:
+    """Runs one batch through the model, without a KV cache; what it returns is of no interest.
+
+    Args:
+        inputs: Arguments of its forward; `source`: where they are from, for the message.
+        whole: With what lies behind the backbone; None: unless that is a decoder's vocabulary head.
+
+    Raises:
+        InputError: the model cannot run on it.
+    """
+    model = loaded.model
+    config = getattr(model, "config", None)
+    if whole is None:
+        whole = config is None or not is_decoder_only(config)
+    moved: dict[str, Any] = {name: tensor.to(loaded.device) for name, tensor in inputs.items()}
+    if getattr(config, "use_cache", None):
+        moved["use_cache"] = False
+    try:
+        (model if whole else backbone(model))(**moved)
+    except QuantkitError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # torch's and the model's
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{loaded.name} cannot run on {source} (given {shapes}): {first[:200]}"
+        ) from error
 
 
 def load(

@@ -12,6 +12,7 @@ Nothing here knows a module, a file or a global. The names below load on first u
     cells.py         what observers know of a group's elements
     distortion.py    the error that a range causes, from bins
     divergence.py    the information that a range loses, from bins
+    weight_ranges.py the range of each channel or group of a weight
     smoothing.py     SmoothQuant's migration scales
     outliers.py      the published definitions of outliers
 """

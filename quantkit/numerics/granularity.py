@@ -78,3 +78,19 @@ def logit_granularity(name: str) -> PerSequence | PerHead | PerRow:
     if name not in _LOGITS:
         raise InputError(f"Unknown logit granularity {name!r}.{suggest(name, _LOGITS)}")
     return _LOGITS[name]
+
+
+def weight_granularity(words: str) -> PerAxis | PerGroup:
+    """Returns what `channel` or `group:32` means for a weight `[out, in]`.
+
+    Raises:
+        InputError: other words, or a group without a size.
+    """
+    kind, _, size = words.partition(":")
+    if words == "channel":
+        return PerAxis(axis=0)
+    if kind == "group" and size.isascii() and size.isdigit():
+        return PerGroup(axis=1, group_size=int(size))
+    raise InputError(
+        f"Expected channel, or group:N with N inputs a group, for weights, got {words!r}."
+    )

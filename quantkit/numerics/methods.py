@@ -217,6 +217,24 @@ def parse_method(text: str) -> Method:
     return method
 
 
+_WEIGHT_METHODS: Final = (MinMaxRange, UpperPercentile, MseRange)
+WEIGHT_METHODS: Final[tuple[str, ...]] = tuple(kind.name for kind in _WEIGHT_METHODS)
+"""The names of those that weights take."""
+
+
+def check_weight_method(method: Method) -> None:
+    """Returns if weights can be given ranges by this method.
+
+    Raises:
+        InputError: one of those that look at more than magnitudes, or at an order of samples.
+    """
+    if not isinstance(method, _WEIGHT_METHODS):
+        raise InputError(
+            f"Weights take {', '.join(WEIGHT_METHODS[:-1])} or {WEIGHT_METHODS[-1]}, got {method}: "
+            "their grid is symmetric, and they have no samples."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodChoice:
     """Which method each probe point takes: its own, else the default. `str` is what was asked."""

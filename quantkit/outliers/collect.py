@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from quantkit.calib_sets import DataSlice, TokenSlice
-from quantkit.models import LoadedModel, backbone
+from quantkit.models import LoadedModel, run_batch
 from quantkit.outliers.assemble import Assembly, TokenText
 from quantkit.outliers.maps import RowSampling
 from quantkit.outliers.statistics import ModelStatistics
@@ -152,7 +152,7 @@ def run(
                 continue
             progress(what, mine.index(index), len(mine))
             statistics.begin(batch.first_sequence)
-            backbone(model)(**loaded.backbone_inputs(batch.inputs))
+            run_batch(loaded, batch.inputs, data.source, whole=False)
             statistics.end()
     statistics.add_attachment(attachment)
     progress(what, len(mine), len(mine))

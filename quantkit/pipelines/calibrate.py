@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from quantkit.calibration import (
     OBSERVATIONS_FILE,
     RangePlan,
     Recording,
+    WeightPlan,
     choose_ranges,
     diagnose,
     forget,
@@ -31,6 +32,12 @@ from quantkit.numerics.methods import MovingAverageRange, parse_methods
 from quantkit.pipelines.origin import Origin, PlanWords, finished, origin_of
 from quantkit.pipelines.runs import open_run
 from quantkit.pipelines.smoothing import smoothing_of
+from quantkit.pipelines.weights import (
+    fix_weights,
+    observed_model,
+    weight_plan_of,
+    weights_warning,
+)
 from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
 from quantkit.quantization import smoothed
@@ -38,6 +45,7 @@ from quantkit.results import (
     Calibration,
     Ranges,
     Smoothing,
+    WeightsInfo,
     write_json,
 )
 from quantkit.results.environment import environment
@@ -57,10 +65,10 @@ def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
         run = processes.at_first(lambda: open_run("calibrate", job))
         if run.finished:
             return run.folder
-        plan = plan_of(job)
+        plan, weights = plan_of(job), weight_plan_of(job)
         if job.from_run is not None:
             source = Path(job.from_run)
-            processes.at_first(lambda: _choose_again(source, run.folder, plan, progress))
+            processes.at_first(lambda: _choose_again(source, run.folder, plan, weights, progress))
         else:
             assert job.model is not None  # the job has checked it
             if processes.count > 1:  # one converts or downloads, the others find it done
@@ -73,6 +81,7 @@ def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
                 plan=plan,
                 points=job.points,
                 batch_size=job.batch_size,
+                weights=weights,
                 smooth=job.smooth is not None,
                 alpha=job.alpha,
                 until_stable=job.until_stable,
@@ -111,6 +120,7 @@ def calibrate(
     plan: RangePlan,
     points: Sequence[str] | None = None,
     batch_size: int = 4,
+    weights: WeightPlan | None = None,
     smooth: bool = False,
     alpha: float | None = None,
     until_stable: float | None = None,
@@ -125,6 +135,7 @@ def calibrate(
     Args:
         points: From `jobs.CALIBRATION_POINTS`; None: inputs of linear layers, and logits where the
             model attends.
+        weights: How weights get ranges, written to `weights.safetensors`; None: they get none.
         smooth: Migrate scales first; `alpha`: how strongly, None: searched by group.
 
     Raises:
@@ -182,13 +193,24 @@ def calibrate(
             forget(folder)
             kept.append(recording)
     more = sample_count_warning(data)
+
     return processes.at_first(
-        lambda: _write(folder, kept[0], origin, plan, [more] if more else [], progress)
+        lambda: _write(
+            folder,
+            kept[0],
+            origin,
+            plan,
+            [more] if more else [],
+            lambda: fix_weights(loaded, folder, weights, origin, progress),
+            progress,
+        )
     )
 
 
-def _choose_again(run: Path, folder: Path, plan: RangePlan, progress: Progress) -> None:
-    """Chooses ranges from what another run observed, without its model."""
+def _choose_again(
+    run: Path, folder: Path, plan: RangePlan, weights: WeightPlan | None, progress: Progress
+) -> None:
+    """Chooses ranges from what another run observed; its model is loaded for weights alone."""
     path = run if run.is_file() else run / OBSERVATIONS_FILE
     recording, identity = load_observations(path)
     origin = origin_of(path, identity)
@@ -207,7 +229,13 @@ def _choose_again(run: Path, folder: Path, plan: RangePlan, progress: Progress) 
             "how far ranges move with the number of samples was looked at for another choice: it "
             "is left out"
         )
-    _write(folder, recording, origin, plan, warnings, progress)
+
+    def fix() -> WeightsInfo | None:
+        if weights is None:
+            return None
+        return fix_weights(observed_model(run, origin), folder, weights, origin, progress)
+
+    _write(folder, recording, origin, plan, warnings, fix, progress)
 
 
 def _write(
@@ -216,6 +244,7 @@ def _write(
     origin: Origin,
     plan: RangePlan,
     warnings: Sequence[str],
+    fix: Callable[[], WeightsInfo | None],
     progress: Progress,
 ) -> Ranges:
     """Returns the ranges, written with `calibration.json` beside them."""
@@ -225,7 +254,9 @@ def _write(
         raise RangeError(
             f"{error} What was observed stays: quantkit calibrate --from {folder}."
         ) from error
-    said = [*warnings, *recording.notes]
+    info = fix()
+    more = weights_warning(info)
+    said = [*warnings, *recording.notes, *([more] if more else [])]
     for method in plan.methods.methods:
         if method.is_order_dependent:
             said.append(f"{method} depends on the order of the samples")
@@ -251,6 +282,7 @@ def _write(
         allowed=[*plan.allowed, *origin.allow_unseen],
         warnings=said,
         until_stable_frac=origin.until_stable,
+        weights=info,
     )
     write_json(folder / "calibration.json", calibration)
     write_json(folder / "ranges.json", ranges)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
-from quantkit.calibration import RangePlan
+from quantkit.calibration import RangePlan, WeightRanges
 from quantkit.errors import GateError
 from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob
@@ -17,6 +17,7 @@ from quantkit.pipelines.calibrate import calibrate
 from quantkit.pipelines.held_out import HeldOut, held_out, kept_in_float, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder, same_source
 from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.results import Export, Ranges, read_json, write_json
 
@@ -32,7 +33,10 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
         loaded = load_decoder(job.model, job)
         ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
         keep = kept_in_float(job.keep)
-        export_into(loaded, held, ranges, run.folder, job, progress, keep=keep)
+        weights = None if job.ranges is None else read_weights(job.ranges, ranges)
+        export_into(
+            loaded, held, ranges, run.folder, job, progress, keep=keep, weight_ranges=weights
+        )
         run.finish()
     require_passed(run.folder)
     return run.folder
@@ -113,6 +117,7 @@ def export_into(
     progress: Progress,
     *,
     keep: Sequence[str] = (),
+    weight_ranges: WeightRanges | None = None,
 ) -> Export:
     path = folder / "export.json"
     if path.exists():
@@ -126,6 +131,7 @@ def export_into(
         opset=job.opset,
         batch_size=job.batch_size,
         keep=keep,
+        weight_ranges=weight_ranges,
         progress=progress,
     )
     exported = replace(exported, data=held.noted(exported.data))

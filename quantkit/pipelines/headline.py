@@ -25,7 +25,7 @@ def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
         if not floats:
             continue
         base = floats[0].value
-        quantized = {c.recipe: c for c in cells if c.model == model and c.recipe != "none"}
+        quantized = {c.recipe: c for c in cells if c.model == model and c.granularity is not None}
         level = [
             quantized[delta.recipe]
             for delta in deltas

@@ -97,7 +97,7 @@ def held_out(
         InputError: calibration has seen it, or nobody can tell, and `allow_overlap` is not set.
     """
     seen = ranges.data
-    calib = _cut_again(loaded, seen)
+    calib, why_not = _cut_again(loaded, seen)
     is_same = source in (seen.source, seen.named_set)
     text = text_slice(
         source,
@@ -113,16 +113,18 @@ def held_out(
         return HeldOut(text=text, shared=shared, warnings=(said,) if shared else ())
     if not allow_overlap:
         raise InputError(
-            f"{run}: its text ({seen.source}) is not there as it was, so {source} cannot be proven "
-            "to be held out: put it back, calibrate again, or --allow-overlap."
+            f"{run}: {source} cannot be proven to be held out, since calibration's data "
+            f"({seen.source}) {why_not}: calibrate again, or --allow-overlap."
         )
     shared = len(set(text.block_hashes) & set(seen.block_hashes))
-    said = "calibration's text is gone: it may have seen what was measured on."
+    said = f"calibration's data {why_not}: it may have seen what was measured on."
     return HeldOut(text=text, shared=shared, warnings=(said,))
 
 
-def _cut_again(loaded: LoadedModel, seen: DataInfo) -> TokenSlice | None:
-    """Returns calibration's slice, None where it is not what it was."""
+def _cut_again(loaded: LoadedModel, seen: DataInfo) -> tuple[TokenSlice | None, str]:
+    """Returns calibration's slice, or None and why it cannot be had."""
+    if seen.modality != "text" or Path(seen.source).suffix.lower() in (".npz", ".npy"):
+        return None, "are no text to compare with"
     try:
         calib = text_slice(
             seen.source,
@@ -132,9 +134,9 @@ def _cut_again(loaded: LoadedModel, seen: DataInfo) -> TokenSlice | None:
             skip=seen.skipped_blocks,
             bos=seen.bos,
         )
-    except InputError:
-        return None
-    return calib if calib.sha256 == seen.sha256 else None
+    except InputError as error:
+        return None, f"cannot be read from this folder ({str(error).rstrip('.')})"
+    return (calib, "") if calib.sha256 == seen.sha256 else (None, "have changed since")
 
 
 def _used(calib: TokenSlice, seq_len: int) -> int:

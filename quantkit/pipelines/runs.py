@@ -7,16 +7,27 @@ reported as done; another config is refused without `force`.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from quantkit.errors import InputError
 from quantkit.jobs import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.processes import Processes
 from quantkit.results import read_plain, write_json
 
+ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
 RUN_SCHEMA: Final = "quantkit.run/1"
+RESULTS: Final = {
+    "calibrate": "ranges.json",
+    "sensitivity": "sensitivity.json",
+    "sweep": "sweep.json",
+    "export": "export.json",
+}
+"""The file without which a run of that command is not finished, whatever `run.json` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +38,12 @@ class Run:
     job: Job
     folder: Path
     finished: bool
+
+    def withdraw(self) -> None:
+        """Leaves no trace of a job that failed before it wrote anything, over a mistyped word."""
+        if not self.finished and [path.name for path in self.folder.iterdir()] == [RUN_FILE]:
+            (self.folder / RUN_FILE).unlink()
+            self.folder.rmdir()
 
     def finish(self) -> None:
         """Marks the folder as done."""
@@ -48,6 +65,8 @@ def open_run(command: str, job: Job) -> Run:
     if known.is_file():
         plain = read_plain(known)
         theirs = plain.get("config_hash") if isinstance(plain, dict) else None
+        if not isinstance(plain, dict) or "config_hash" not in plain:
+            raise InputError(f"{known} is no run of quantkit: remove it, or name another --out.")
         if theirs != config_hash(job) or plain.get("command") != command:
             if not job.force:
                 raise InputError(
@@ -58,7 +77,8 @@ def open_run(command: str, job: Job) -> Run:
         elif job.force:
             _clear(folder)
         else:
-            finished = bool(plain.get("finished"))
+            result = folder / RESULTS.get(command, RUN_FILE)
+            finished = bool(plain.get("finished")) and result.is_file()
     elif folder.is_dir() and any(folder.iterdir()):
         raise InputError(
             f"{folder} is not empty and holds no run of quantkit, so nothing in it is touched: "
@@ -69,12 +89,29 @@ def open_run(command: str, job: Job) -> Run:
     return Run(command=command, job=job, folder=folder, finished=finished)
 
 
+@contextmanager
+def running(command: str, job: Job, processes: Processes = ALONE) -> Iterator[Run]:
+    """Yields the job's folder, opened by the first process; see `Run.withdraw`.
+
+    Raises:
+        InputError: as `open_run`.
+    """
+    run = processes.at_first(lambda: open_run(command, job))
+    try:
+        yield run
+    except InputError:
+        if processes.is_first:
+            run.withdraw()
+        raise
+
+
 def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
     results = ("stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export")
     names = (*(f"{name}.json" for name in results), "quantizers.json")
     reports = ("report.html", "report.md", RUN_FILE)
-    for path in (*(folder / name for name in (*names, *reports)), *folder.glob("observations.*")):
+    tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]
+    for path in (*(folder / name for name in (*names, *reports)), *tensors):
         path.unlink(missing_ok=True)
     folders = [folder / "cells", folder / "float"]
     for path in [*folders, *folder.glob("model*.onnx*"), *_model_folders(folder)]:

@@ -9,6 +9,7 @@ from quantkit.jobs import SensitivityJob
 from quantkit.pipelines.held_out import held_out, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder
 from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
 from quantkit.results import write_json
@@ -41,6 +42,7 @@ def run_sensitivity(job: SensitivityJob, *, progress: Progress = silent) -> Path
         held.text,
         Recipe.parse(job.recipe),
         ranges,
+        weight_ranges=read_weights(job.ranges, ranges),
         batch_size=job.batch_size,
         store=run.folder / "cells",
         progress=progress,

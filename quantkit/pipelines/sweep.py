@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.calib_sets import TokenSlice, text_slice
+from quantkit.calibration import WeightRanges
 from quantkit.jobs import SweepJob
 from quantkit.models import LoadedModel
 from quantkit.pipelines.headline import headline
 from quantkit.pipelines.held_out import HeldOut, held_out, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder, require_names
 from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
 from quantkit.results import Ranges, Sweep, write_json
@@ -24,7 +26,10 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
     run = open_run("sweep", job)
     if run.finished:
         return run.folder
-    ranges = None if job.ranges is None else read_ranges(job.ranges)
+    ranges, weight_ranges = None, None
+    if job.ranges is not None:
+        ranges = read_ranges(job.ranges)
+        weight_ranges = read_weights(job.ranges, ranges)
     models = [load_decoder(name, job) for name in job.models]
     require_names(models)
     pairs: list[tuple[LoadedModel, TokenSlice]] = []
@@ -60,6 +65,7 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
             *map(Recipe.parse, job.recipes),
         ],
         ranges=ranges,
+        weight_ranges=weight_ranges,
         held=held,
         batch_size=job.batch_size,
         seed=job.seed,
@@ -75,6 +81,7 @@ def sweep_into(
     *,
     recipes: Sequence[Recipe],
     ranges: Ranges | None = None,
+    weight_ranges: WeightRanges | None = None,
     held: HeldOut | None = None,
     batch_size: int,
     seed: int,
@@ -87,6 +94,7 @@ def sweep_into(
             text,
             recipes,
             ranges=ranges,
+            weight_ranges=weight_ranges,
             batch_size=batch_size,
             seed=seed,
             store=folder / "cells",

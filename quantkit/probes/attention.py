@@ -216,6 +216,22 @@ class AttentionLogits:
             known[id(self.mask)] = (held, spans)
         return known[id(self.mask)][1]
 
+    def real_keys(self) -> Tensor:
+        """Returns which keys are no padding, bool `[batch, key]`.
+
+        Those of real queries where both are of one sequence; else those that some query attends to.
+        """
+        batch, _, queries, _ = self.query.shape
+        keys = self.key.shape[2]
+        if not self.is_cross and keys == queries:
+            if self.real_queries is not None:
+                return self.real_queries
+            return torch.ones(batch, keys, dtype=torch.bool, device=self.key.device)
+        seen = torch.zeros(batch, keys, dtype=torch.bool, device=self.key.device)
+        for start in range(0, queries, TILE_ROWS):
+            seen |= self._valid(start, min(start + TILE_ROWS, queries)).flatten(1, 2).any(1)
+        return seen
+
     def blocks(
         self,
         *,

@@ -201,16 +201,14 @@ class AttentionProbe:
         frame.seen.append((query, key, pairs))
         return pairs
 
-    def see_value(self, frame: Frame, value: Tensor) -> None:
-        """Calls back with the values of a call, each tensor once."""
+    def see_value(self, frame: Frame, value: Tensor, pairs: Pairs) -> None:
+        """Calls back with the values of a call that `see` has seen, each tensor once."""
         known = any(value is other for other in frame.values)
-        if self.values is None or known or is_repeated():
+        if self.values is None or known or not pairs or is_repeated():
             return
         frame.values.append(value)
-        batch, heads, keys, width = value.shape
-        real = None if frame.is_cross else self.padding.real(batch, keys)
-        if real is None:
-            real = torch.ones(batch, keys, dtype=torch.bool, device=value.device)
+        _, heads, _, width = value.shape
+        real = pairs[0][0].real_keys()
         hits = self.values.hits.setdefault(frame.name, Hits())
         hits.calls += 1
         hits.elements += int(real.sum()) * heads * width

@@ -83,7 +83,7 @@ class FunctionSource(AttentionSource):
             bias=bias,
         )
         if frame.by == "functions":  # else another source has reported this run of the module
-            self.probe.see_value(frame, _as_given(value, frame))
+            self.probe.see_value(frame, _as_given(value, frame), pairs)
         if all(transform is None for _, transform in pairs):
             return func(*args, **kwargs)
         if given.get("dropout_p"):

@@ -97,7 +97,7 @@ class RegistrySource(AttentionSource):
         pairs: Pairs = []
         if frame is not None and not probe.quiet:
             pairs = self._look(original, frame, query, key, attention_mask, kwargs)
-            probe.see_value(frame, value)
+            probe.see_value(frame, value, pairs)
         with probe.hushed():
             if any(transform is not None for _, transform in pairs):
                 if module.training and kwargs.get("dropout"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.numerics.affine import (
     QParams,
@@ -21,8 +22,20 @@ from quantkit.recipe import LogitQuant
 from quantkit.results import Range
 
 
-def weight_scale(weight: Tensor, bits: int) -> Tensor:
-    """Returns the symmetric narrow scale of each output channel, `[out, 1]`."""
+def weight_scale(
+    weight: Tensor, bits: int, *, module: str = "", ranges: WeightRanges | None = None
+) -> Tensor:
+    """Returns the symmetric narrow scale of each output channel, `[out, 1]`, or of each element.
+
+    Args:
+        module: Name of what holds the weight; asked for in `ranges`.
+        ranges: Calibrated ones; by group they make a scale an element. None: absmax of a channel.
+
+    Raises:
+        InputError: `ranges` has none of this module, or was chosen for another width.
+    """
+    if ranges is not None:
+        return ranges.scale(module, weight.shape, bits).to(weight.device)
     qtype = QType(bits=bits, signed=True, narrow=True)
     return symmetric_scale(reduce_absmax(weight, PerAxis(axis=0)), qtype)
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from quantkit.calibration import WeightRanges
 from quantkit.numerics.affine import check_range, fake_quantize
 from quantkit.numerics.qtypes import QType
 from quantkit.probes import Attachment, AttentionLogits, LogitTransform, attach, linear_modules
@@ -69,6 +70,7 @@ def fake_quantized(
     keep: Collection[str] = (),
     only: Collection[str] | None = None,
     smoothing: Mapping[str, Smoothing] | None = None,
+    weight_ranges: WeightRanges | None = None,
 ) -> Iterator[Quantizers]:
     """Quantizes and dequantizes what the recipe names, in every forward inside the `with`.
 
@@ -77,10 +79,11 @@ def fake_quantized(
         keep: Names of quantizers (`every_quantizer`) that stay in float; no range is asked of them.
         only: Names of quantizers of this recipe that alone are installed; all where None.
         smoothing: `Ranges.smoothing`, applied around everything: weights are quantized after it.
+        weight_ranges: Of each channel or group of a weight; None: absmax of each output channel.
 
     Raises:
-        InputError: a range that the recipe needs and `ranges` lacks, or that was chosen for another
-            width, by name; an unknown name in `keep` or `only`.
+        InputError: a range that the recipe needs and `ranges` or `weight_ranges` lacks, or that was
+            chosen for another width, by name; an unknown name in `keep` or `only`.
         ProbeError: on leaving without an exception, a quantizer that never fired.
     """
     listed = quantizer_names(model, recipe)
@@ -110,7 +113,9 @@ def fake_quantized(
         if smoothing:
             stack.enter_context(smoothed(model, smoothing))
         if recipe.weights is not None:
-            stack.enter_context(_quantized_weights(model, recipe.weights, quantizers))
+            stack.enter_context(
+                _quantized_weights(model, recipe.weights, quantizers, weight_ranges)
+            )
         if points:
             unseen = [glob.escape(module) for module in quantizers.idle]
             quantizers.attachment = stack.enter_context(
@@ -147,7 +152,9 @@ def _chosen(
 
 
 @contextmanager
-def _quantized_weights(model: PreTrainedModel, bits: int, quantizers: Quantizers) -> Iterator[None]:
+def _quantized_weights(
+    model: PreTrainedModel, bits: int, quantizers: Quantizers, ranges: WeightRanges | None
+) -> Iterator[None]:
     qtype = QType(bits=bits, signed=True, narrow=True)
     originals: dict[str, Tensor] = {}
     on = set(quantizers.names)
@@ -156,7 +163,8 @@ def _quantized_weights(model: PreTrainedModel, bits: int, quantizers: Quantizers
         for name, module in modules.items():
             weight = originals[name] = module.weight.data
             check_range(weight.min(), weight.max(), f"{name}.weight")
-            module.weight.data = fake_quantize(weight, weight_scale(weight, bits), 0, qtype)
+            scale = weight_scale(weight, bits, module=name, ranges=ranges)
+            module.weight.data = fake_quantize(weight, scale, 0, qtype)
             quantizers.weights[name] = weight.numel()
         yield
     finally:

@@ -51,13 +51,17 @@ def chosen(tensor: TensorDiagnosis) -> MethodRange:
 
 
 def best_other(tensor: TensorDiagnosis) -> MethodRange | None:
-    """Returns the other method with the highest inlier SQNR, or None where none is known."""
+    """Returns the other method with the highest SQNR, or None where none is known.
+
+    Of all elements: by that of the inliers whoever clips most would win, and what is clipped may be
+    what the model stands on.
+    """
     known = [
         found
         for found in tensor.methods
-        if found.method != tensor.chosen and not math.isnan(found.inlier_sqnr_db)
+        if found.method != tensor.chosen and not math.isnan(found.sqnr_db)
     ]
-    return max(known, key=lambda found: found.inlier_sqnr_db, default=None)
+    return max(known, key=lambda found: found.sqnr_db, default=None)
 
 
 def methods(run: Run) -> list[str]:

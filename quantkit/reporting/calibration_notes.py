@@ -62,18 +62,20 @@ def header(calibration: Calibration) -> str:
 
 
 def better_methods(calibration: Calibration) -> str:
-    """Returns in how many tensors another method keeps more of the inliers, and which; or ""."""
+    """Returns in how many tensors another method has a smaller error, and which; or ""."""
     better: Counter[str] = Counter()
     for tensor in calibration.tensors:
         other = best_other(tensor)
-        if other is not None and other.inlier_sqnr_db > chosen(tensor).inlier_sqnr_db:
+        if other is not None and other.sqnr_db > chosen(tensor).sqnr_db:
             better[other.method] += 1
     if not better:
         return ""
     listed = ", ".join(f"{method} {count:,}" for method, count in better.most_common())
     return (
-        f"another method has a higher inlier SQNR in {better.total():,} of "
-        f"{_count(len(calibration.tensors), 'tensor')}: {listed}."
+        f"another method has a higher SQNR in {better.total():,} of "
+        f"{_count(len(calibration.tensors), 'tensor')}: {listed}. A high inlier SQNR alone "
+        "is no reason to clip: outliers may be what the model stands on; quantkit sweep --ranges "
+        "measures it."
     )
 
 

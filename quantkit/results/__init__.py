@@ -56,6 +56,7 @@ from quantkit.results.stats import (
     TopEntry,
 )
 from quantkit.results.sweep import Cell, Delta, Sweep
+from quantkit.results.weights import WeightFigures, WeightsInfo
 
 __all__ = [
     "TOP_RANKS",
@@ -98,6 +99,8 @@ __all__ = [
     "TokenOutlier",
     "TopEntry",
     "UnitSensitivity",
+    "WeightFigures",
+    "WeightsInfo",
     "append_curves",
     "decode",
     "dumps",

@@ -74,6 +74,9 @@ def write_json(path: Path, value: object) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

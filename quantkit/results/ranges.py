@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from quantkit.errors import InputError
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.weights import WeightsInfo
 
 RANGES_SCHEMA: Final = "quantkit.ranges/3"
 
@@ -122,6 +123,8 @@ class Ranges:
         stability: At growing sample counts.
         allowed: Guards and unseen tensors that were waived, as given.
         until_stable_frac: The target of --until-stable; None where it was not asked for.
+        weights: What `weights.safetensors`, beside the file, holds; None: no ranges of weights were
+            asked for, and they take the absmax of each output channel.
     """
 
     schema: str = RANGES_SCHEMA
@@ -136,6 +139,7 @@ class Ranges:
     allowed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     until_stable_frac: float | None = None
+    weights: WeightsInfo | None = None
 
     OLDER: ClassVar[tuple[str, ...]] = ("quantkit.ranges/1", "quantkit.ranges/2")
     """Schemas that are read too; what they lack has its default."""

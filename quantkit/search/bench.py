@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quantkit.calib_sets import TokenBatch
+from quantkit.calibration import WeightRanges
 from quantkit.models import LoadedModel
 from quantkit.probes.shortcut import Recorded, recorded, skipped
 from quantkit.quantization import fake_quantized, smoothed
@@ -33,11 +34,17 @@ class Bench:
     ranges: Ranges
     names: tuple[str, ...]
     layers: Mapping[str, int | None]
+    weight_ranges: WeightRanges | None = None
     starts: dict[int, bool] = field(default_factory=lambda: {0: True})
 
     @classmethod
     def of(
-        cls, loaded: LoadedModel, recipe: Recipe, ranges: Ranges, units: Collection[Unit]
+        cls,
+        loaded: LoadedModel,
+        recipe: Recipe,
+        ranges: Ranges,
+        units: Collection[Unit],
+        weight_ranges: WeightRanges | None = None,
     ) -> Bench:
         """Returns the bench for some units."""
         names = tuple(name for unit in units for name in unit.quantizers)
@@ -47,6 +54,7 @@ class Bench:
             ranges=ranges,
             names=names,
             layers=layers_of(loaded.model, names),
+            weight_ranges=weight_ranges,
         )
 
     @property
@@ -79,7 +87,9 @@ class Bench:
             stack.enter_context(self.float_around())
             if self.recipe.weights is not None and not self.switches_weights:
                 weights = Recipe(weights=self.recipe.weights)
-                stack.enter_context(fake_quantized(self.loaded.model, weights, {}))
+                stack.enter_context(
+                    fake_quantized(self.loaded.model, weights, weight_ranges=self.weight_ranges)
+                )
             yield
 
     @contextmanager
@@ -87,7 +97,13 @@ class Bench:
         """The model with these quantizers, inside one of the contexts above."""
         recipe = self.recipe if self.switches_weights else replace(self.recipe, weights=None)
         with (
-            fake_quantized(self.loaded.model, recipe, self.ranges.tensors, only=tuple(names))
+            fake_quantized(
+                self.loaded.model,
+                recipe,
+                self.ranges.tensors,
+                only=tuple(names),
+                weight_ranges=self.weight_ranges,
+            )
             if names
             else nullcontext()
         ):

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
+from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError, ProbeError
 from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC
 from quantkit.models import LoadedModel
@@ -50,6 +51,7 @@ def sensitivity(
     recipe: Recipe,
     ranges: Ranges,
     *,
+    weight_ranges: WeightRanges | None = None,
     batch_size: int,
     store: Path,
     progress: Progress = silent,
@@ -63,6 +65,7 @@ def sensitivity(
     Args:
         text: Held out from the ranges' data; that is the caller's to see to.
         ranges: Of this model; where they smooth, the model is smoothed before it is quantized.
+        weight_ranges: Those that `ranges.weights` describes.
         store: Folder for what is measured, a line a batch and unit; what is there is not measured
             again.
         modes: `enable-one`, `disable-one`, or both.
@@ -76,7 +79,7 @@ def sensitivity(
     names = quantizer_names(loaded.model, recipe)
     _require_ranges(names, recipe, ranges)
     units = units_of(loaded.model, names, recipe, group=group, weights=weights)
-    bench = Bench.of(loaded, recipe, ranges, units)
+    bench = Bench.of(loaded, recipe, ranges, units, weight_ranges)
     cells = Cells(store, _key(loaded, text, recipe, ranges, batch_size, bench.switches_weights))
     steps = math.ceil(text.sequences / batch_size) * (1 + len(modes) * len(units))
     done = 0
@@ -134,7 +137,10 @@ def _key(
     switches_weights: bool,
 ) -> dict[str, str]:
     """Returns all that a cell's number depends on, beside its own mode and unit."""
-    used = dumps([ranges.tensors, ranges.smoothing])
+    read: list[object] = [ranges.tensors, ranges.smoothing]
+    if ranges.weights is not None:
+        read.append(ranges.weights.sha256)
+    used = dumps(read)
     return {
         "model_sha256": loaded.sha256,
         "dtype": loaded.info().dtype,

@@ -12,9 +12,12 @@ from transformers import LlamaForCausalLM
 
 from quantkit.calib_sets import TokenSlice
 from quantkit.calibration import Observation, RangePlan, Recording, load, observe, ranges_now, save
+from quantkit.calibration.watch import Watch
 from quantkit.errors import InputError, ProbeError
 from quantkit.jobs import CALIBRATION_POINTS
+from quantkit.models import run_batch
 from quantkit.numerics.methods import parse_methods
+from quantkit.probes import attach
 from tests.calibration.oracle import Seen, brute_force, loaded_model, text
 
 MINMAX = RangePlan(methods=parse_methods("minmax", CALIBRATION_POINTS))
@@ -154,6 +157,117 @@ def test_an_interrupted_pass_goes_on_with_identical_results(
     ]
 
 
+@pytest.mark.parametrize("place", ["merge", "end", "count"])
+def test_an_interruption_between_two_steps_counts_no_batch_twice(
+    place: str, tiny_llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a batch is merged tensor by tensor, before it is counted, and while it is counted."""
+    data = text((9, 12, 20, 7))
+    whole = run(tiny_llama, data, 1)
+    calls = 0
+
+    def third_time(function: Any, after: bool) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            result = function(*args, **kwargs) if after or calls != limit else None
+            if calls == limit:
+                raise KeyboardInterrupt
+            return result
+
+        return wrapped
+
+    limit = 40 if place == "merge" else 3
+    with monkeypatch.context() as patch:
+        if place == "merge":
+            patch.setattr(Observation, "merge", third_time(Observation.merge, after=True))
+        elif place == "end":
+            patch.setattr(Watch, "end", third_time(Watch.end, after=True))
+        else:
+            patch.setattr(Recording, "add_hits", third_time(Recording.add_hits, after=False))
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny_llama, data, 1, store=tmp_path, identity={"x": 1})
+    again = run(tiny_llama, data, 1, store=tmp_path, identity={"x": 1})
+    check_same(whole, again, bitwise=True)
+    assert again.hits == whole.hits
+
+
+def test_an_interruption_while_the_result_is_written_loses_nothing(
+    tiny_llama: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    data = text((9, 12, 20))
+
+    def interrupted(recording: Recording) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_llama, data, 1, store=tmp_path, identity={}, finish=interrupted)
+    found: list[Recording] = []
+    again = run(tiny_llama, data, 1, store=tmp_path, identity={}, finish=found.append)
+    assert found == [again]
+    assert all(calls == 3 for m in again.hits.values() for calls, _ in m.values())
+
+
+def test_what_the_model_cannot_run_on_is_one_line(tiny_llama: Any) -> None:
+    data = text((9,))
+    wrong = type(data)(**{**vars(data), "ids": (torch.tensor([1, 2, 300]),)})
+    with pytest.raises(InputError, match=r"tiny cannot run on random \(given input_ids \[1, 3\]"):
+        run(tiny_llama, wrong)
+
+
+def test_a_point_of_which_nothing_is_seen_is_named() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=257, hidden_size=16, n_layer=1, n_head=2)
+    model = BloomForCausalLM(config).eval()
+    assert run(model, text((9, 4)), points=("attention_logit",)).samples == 2
+    with pytest.raises(ProbeError, match="multiplies q and k itself"):
+        run(model, text((9, 4)), points=("attention_key",))
+    with pytest.raises(InputError, match=r"nothing of point attention_value .* --points"):
+        run(model, text((9, 4)), points=("linear_input", "attention_value"))
+
+
+def test_keys_and_values_of_another_sequence_leave_its_padding_out() -> None:
+    """T5's decoder attends to the encoder's tokens; those that are padding count nowhere."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model: Any = T5ForConditionalGeneration(config).eval()
+    cross = model.decoder.block[0].layer[1].EncDecAttention
+    projected: dict[str, list[torch.Tensor]] = {"k": [], "v": []}
+    handles = [
+        module.register_forward_hook(lambda m, a, out, n=name: projected[n].append(out))
+        for name, module in (("k", cross.k), ("v", cross.v))
+    ]
+    ids = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 3:] = 0
+
+    watch = Watch(points=("attention_key", "attention_value"))
+    with torch.no_grad(), attach(model, watch.callbacks()):
+        watch.begin(0)
+        model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :5])
+        watch.end()
+    for handle in handles:
+        handle.remove()
+    for name in ("k", "v"):
+        values = projected[name][0][mask.bool()].view(-1, 2, 4)  # heads side by side
+        point = "attention_key" if name == "k" else "attention_value"
+        (found,) = [
+            observation.seen().minmax
+            for slot, observation in watch.seen.items()
+            if slot.startswith(f"{point}/2")
+        ]
+        assert found.count.tolist() == [10 * 4] * 2
+        assert found.min.tolist() == pytest.approx(values.amin((0, 2)).tolist())
+        assert found.max.tolist() == pytest.approx(values.amax((0, 2)).tolist())
+
+
 def test_what_another_job_left_is_not_taken_up(
     tiny_llama: LlamaForCausalLM, tmp_path: Path
 ) -> None:
@@ -203,17 +317,15 @@ def test_parts_absorb_to_one_pass(tiny_llama: LlamaForCausalLM) -> None:
 
 def run_share(loaded: Any, data: TokenSlice, rank: int) -> Recording:
     """One of two processes, without the other: what it has when the pass ends."""
-    from quantkit.calibration.watch import Watch
-    from quantkit.probes import attach
-
     watch = Watch(points=CALIBRATION_POINTS)
-    recording = Recording(seen=watch.seen)
+    recording = Recording()
     with torch.no_grad(), attach(loaded.model, watch.callbacks()) as attachment:
         for index, batch in enumerate(data.batches(1)):
             if index % 2 == rank:
                 watch.begin(batch.first_sequence)
-                loaded.model.model(**loaded.backbone_inputs(batch.inputs))
+                run_batch(loaded, batch.inputs, "here")
                 watch.end()
+    recording.seen = watch.seen
     recording.add_hits(
         {
             point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}

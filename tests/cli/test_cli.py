@@ -116,6 +116,21 @@ def test_help_and_no_argument_list_the_commands() -> None:
         pytest.param(["calibrate", "m", "--granularity", "row"], "head", id="range granularity"),
         pytest.param(["calibrate", "m", "--smooth", "2"], "from 0 to 1", id="alpha"),
         pytest.param(["calibrate", "--from", "r", "--smooth", "0.5"], "MODEL", id="no pass"),
+        pytest.param(["calibrate", "m", "--weights", "row"], "group:N", id="weights"),
+        pytest.param(["calibrate", "m", "--weights", "group:0"], "at least 1", id="weight group"),
+        pytest.param(
+            ["calibrate", "m", "--weight-bits", "4"], "--weights channel", id="no weights"
+        ),
+        pytest.param(
+            ["calibrate", "m", "--weights", "channel", "--weight-method", "entropy"],
+            "minmax, upper-percentile or mse",
+            id="method of weights",
+        ),
+        pytest.param(
+            ["calibrate", "m", "--weights", "channel", "--weight-bits", "1"],
+            "2 to 16",
+            id="bits of weights",
+        ),
         pytest.param(
             ["calibrate", "m", "--method", "mse,logits=minmax"],
             "unknown point",
@@ -166,6 +181,13 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
     assert CalibrateJob(model="m", smooth="0.5").alpha == 0.5
     invoke("calibrate", "--from", "reports/run", "--method", "entropy")
     assert pipelines.last() == CalibrateJob(from_run="reports/run", method="entropy")
+    invoke(
+        "calibrate", "m", "--weights", "group:64", "--weight-method", "upper-percentile:99",
+        "--weight-bits", "4",
+    )  # fmt: skip
+    assert pipelines.last() == CalibrateJob(
+        model="m", weights="group:64", weight_method="upper-percentile:99", weight_bits=4
+    )
     invoke("compare", "a", "b", "--text", "t.txt", "--eval-samples", "2")
     assert pipelines.last() == CompareJob(models=("a", "b"), text="t.txt", eval_samples=2)
 

@@ -182,7 +182,7 @@ def test_text_that_changed_since_calibration_proves_nothing(
     assert "cannot be proven to be held out" in refused(*arguments, "--out", tmp_path / "out")
     code, out, _ = invoke("sensitivity", *arguments, "--allow-overlap")
     assert code == 0
-    assert "WARNING: calibration's text is gone" in out
+    assert "WARNING: calibration's data have changed since" in out
 
 
 def test_bad_input(tiny_folder: Path, corpus: Path, run: Path, tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ def test_the_worst_tensors_come_first_with_the_figures_of_the_file(
     close([low for low, _ in ends], [m.lo for m in methods], 0)  # type: ignore[attr-defined]
     close([high for _, high in ends], [m.hi for m in methods], 0)  # type: ignore[attr-defined]
     for tensor, name, level in zip(
-        tensors, table["best other method"], table["its inlier SQNR, dB"], strict=True
+        tensors, table["best other method"], table["its SQNR, dB"], strict=True
     ):
-        others = {m.method: m.inlier_sqnr_db for m in tensor.methods if m.method != tensor.chosen}
+        others = {m.method: m.sqnr_db for m in tensor.methods if m.method != tensor.chosen}
         assert others[name] == max(others.values())
         assert value_of(level) == pytest.approx(others[name], abs=0.06)
 
