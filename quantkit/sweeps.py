@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
-from quantkit.quantization import fake_quantized
+from quantkit.quantization import fake_quantized, require_ranges
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
 from quantkit.results import Cell, Delta, Ranges, to_plain
 from quantkit.results.io import read_plain, write_json
@@ -48,6 +48,7 @@ def run_cells(
     *,
     ranges: Ranges | None = None,
     weight_ranges: WeightRanges | None = None,
+    keep: Collection[str] = (),
     batch_size: int,
     seed: int,
     store: Path,
@@ -58,23 +59,28 @@ def run_cells(
     Args:
         ranges: For static grids; their smoothing is applied to every quantized row.
         weight_ranges: Those that `ranges.weights` describes.
+        keep: Quantizers that stay in float in every row.
         store: Folder for one file a finished cell; a cell that is there is not computed again.
 
     Raises:
-        InputError: ranges of weights that were chosen for another width than a recipe has.
+        InputError: ranges that were chosen for another width than a recipe has, or are missing; an
+            unknown name in `keep`.
     """
     for recipe in recipes:
+        require_ranges(loaded.model, recipe, {} if ranges is None else ranges.tensors, keep=keep)
         if weight_ranges is not None and recipe.weights is not None:
             weight_ranges.require_width(recipe.weights)
     scores: dict[str, tuple[BlockScores, int]] = {}
-    digest = "" if ranges is None else _digest(ranges)
+    digest = digest_of(ranges, keep)
     for done, recipe in enumerate(recipes):
         name = f"{loaded.name} {recipe} (cell {done + 1} of {len(recipes)})"
         path = store / f"{loaded.name}_{str(recipe).replace(':', '-')}.json".replace("/", "-")
         own = "" if recipe.is_float else digest
         kept = _read_cell(path, loaded, text, own)
         if kept is None:
-            kept = _score(loaded, text, recipe, ranges, weight_ranges, batch_size, name, progress)
+            kept = _score(
+                loaded, text, recipe, ranges, weight_ranges, keep, batch_size, name, progress
+            )
             _write_cell(path, loaded, text, own, kept)
         scores[str(recipe)] = kept
     baseline = scores["none"][0]
@@ -93,6 +99,7 @@ def _score(
     recipe: Recipe,
     ranges: Ranges | None,
     weight_ranges: WeightRanges | None,
+    keep: Collection[str],
     batch_size: int,
     what: str,
     progress: Progress,
@@ -111,17 +118,19 @@ def _score(
     tensors = None if ranges is None else ranges.tensors
     smoothing = None if ranges is None or recipe.is_float else ranges.smoothing
     with fake_quantized(
-        model, recipe, tensors, smoothing=smoothing, weight_ranges=weight_ranges
+        model, recipe, tensors, keep=keep, smoothing=smoothing, weight_ranges=weight_ranges
     ) as quantizers:
         scores = score_blocks(forward, text, batch_size=batch_size, what=what, progress=progress)
     return scores, quantizers.hits
 
 
-def _digest(ranges: Ranges) -> str:
-    """Returns the hash of what a cell reads of the ranges."""
-    read: list[Any] = [ranges.tensors, ranges.smoothing]
-    if ranges.weights is not None:
-        read.append(ranges.weights.sha256)
+def digest_of(ranges: Ranges | None, keep: Collection[str] = ()) -> str:
+    """Returns the hash of what a quantized cell reads beside model and text; empty for nothing."""
+    if ranges is None and not keep:
+        return ""
+    read: list[Any] = [sorted(keep)]
+    if ranges is not None:
+        read += [ranges.tensors, ranges.smoothing, ranges.weights and ranges.weights.sha256]
     plain = to_plain(read)
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 

@@ -19,7 +19,7 @@ from quantkit.calibration.observation import Observation
 from quantkit.calibration.observe import forget, observe
 from quantkit.calibration.recording import OBSERVATIONS_FILE, Recording, load, save
 from quantkit.calibration.smoothing import find_smoothing
-from quantkit.calibration.stability import stability
+from quantkit.calibration.stability import is_stable, stability
 from quantkit.calibration.weights import (
     WEIGHTS_FILE,
     WeightPlan,
@@ -44,6 +44,7 @@ __all__ = [
     "failed_guards",
     "find_smoothing",
     "forget",
+    "is_stable",
     "load",
     "load_weight_ranges",
     "observe",

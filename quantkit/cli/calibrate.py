@@ -79,7 +79,8 @@ def calibrate(
             "--method",
             metavar="NAME",
             help=f"How ranges are chosen: {', '.join(METHODS)}; a percentile takes a number, as "
-            "upper-percentile:99.9. For single points: mse,attention_logit=minmax.",
+            "upper-percentile:99.9 (two-sided cuts as much at either end). For single points: "
+            "mse,attention_logit=minmax.",
         ),
     ] = "minmax",
     bits: Annotated[
@@ -203,8 +204,8 @@ def calibrate(
         bos=bos,
         method=method,
         bits=options.whole_numbers("bits", bits),
-        points=None if points is None else _points(points),
-        symmetric=() if symmetric == "none" else options.words("symmetric", symmetric),
+        points=None if points is None else _points("points", points),
+        symmetric=() if symmetric == "none" else _points("symmetric", symmetric),
         granularity=granularity,
         exclude_first=exclude_first,
         smooth=smooth,
@@ -232,10 +233,10 @@ def calibrate(
     )
 
 
-def _points(text: str) -> tuple[str, ...]:
+def _points(option: str, text: str) -> tuple[str, ...]:
     """Returns the points, with those that a KV cache holds in the place of its name."""
     found: list[str] = []
-    for word in options.words("points", text):
+    for word in options.words(option, text):
         names = ("attention_key", "attention_value") if word == KV_CACHE else (word,)
         found += [name for name in names if name not in found]
     return tuple(found)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from quantkit.cli import options
 from quantkit.cli.console import run_stage
@@ -19,16 +16,7 @@ def export(
     quantize: options.Quantize = "w8a8",
     attention_bits: options.AttentionBits = 16,
     ranges: options.Ranges = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            "--keep",
-            metavar="LIST",
-            show_default=False,
-            help="Quantizers that stay in float: names such as linear_input/layers.0.mlp.fc2, or "
-            "the folder of a quantkit sensitivity, for those that it suggests.",
-        ),
-    ] = None,
+    keep: options.Keep = None,
     calib: options.Calib = DEFAULT_TEXT,
     eval_text: options.Eval = DEFAULT_TEXT,
     allow_overlap: options.AllowOverlap = False,

@@ -62,6 +62,16 @@ Ranges = Annotated[
         "taken.",
     ),
 ]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        "--keep",
+        metavar="LIST",
+        show_default=False,
+        help="Quantizers that stay in float: names such as linear_input/layers.0.mlp.fc2, or the "
+        "folder of a quantkit sensitivity, for those that it suggests.",
+    ),
+]
 AllowOverlap = Annotated[
     bool,
     typer.Option(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
 from quantkit.errors import InputError
 from quantkit.jobs.checks import check_choice, check_common, check_cpu, check_positive
 from quantkit.jobs.choices import (
     CALIBRATION_POINTS,
     DEFAULT_SAMPLES,
+    DEFAULT_SYMMETRIC,
     DEFAULT_WEIGHT_BITS,
     DEFAULT_WEIGHT_METHOD,
     GUARDS,
@@ -17,6 +20,20 @@ from quantkit.jobs.choices import (
 )
 from quantkit.numerics.granularity import weight_granularity
 from quantkit.numerics.methods import check_weight_method, parse_method, parse_methods
+
+_OF_A_PASS: Final = (
+    "calib",
+    "seq_len",
+    "samples",
+    "batch_size",
+    "dtype",
+    "device",
+    "bos",
+    "points",
+    "smooth",
+    "until_stable",
+    "allow_unseen",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +71,7 @@ class CalibrateJob:
     method: str = "minmax"
     points: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8,)
-    symmetric: tuple[str, ...] = ("attention_logit",)
+    symmetric: tuple[str, ...] = DEFAULT_SYMMETRIC
     granularity: str = "head"
     exclude_first: bool = False
     smooth: str | None = None
@@ -94,9 +111,38 @@ class CalibrateJob:
                 f"--until-stable takes a share such as 1%, above 0 and below 100%, got "
                 f"{100 * self.until_stable:g}%."
             )
+        self._check_points_are_used()
+        if self.from_run is not None:
+            self._check_nothing_is_observed()
         check_weights(self.weights, self.weight_method, self.weight_bits)
         if self.smooth is not None:
-            check_smooth(self.smooth, self.points, self.from_run)
+            check_smooth(self.smooth, self.points)
+
+    def _check_points_are_used(self) -> None:
+        """Raises InputError for a method or grid of a point that gets no range."""
+        if self.points is None:
+            return
+        methods = parse_methods(self.method, CALIBRATION_POINTS)
+        asked = {"method": tuple(methods.by_point)}
+        if self.symmetric != DEFAULT_SYMMETRIC:
+            asked["symmetric"] = self.symmetric
+        for option, points in asked.items():
+            for point in points:
+                if point not in self.points:
+                    raise InputError(
+                        f"--{option} names {point}, which is not among the points: add it to "
+                        "--points, or leave it out."
+                    )
+
+    def _check_nothing_is_observed(self) -> None:
+        """Raises InputError for options of a pass, which choosing again does not make."""
+        for field in dataclasses.fields(self):
+            if field.name in _OF_A_PASS and getattr(self, field.name) != field.default:
+                option = field.name.replace("_", "-")
+                raise InputError(
+                    f"--{option} is about what is observed, and --from RUN observes nothing: leave "
+                    f"--{option} out, or calibrate MODEL again."
+                )
 
     @property
     def most_samples(self) -> int:
@@ -125,9 +171,7 @@ def check_weights(weights: str | None, method: str, bits: int) -> None:
         raise InputError(f"--weight-bits takes 2 to 16, got {bits}.")
 
 
-def check_smooth(smooth: str, points: tuple[str, ...] | None, from_run: str | None) -> None:
-    if from_run is not None:
-        raise InputError("--smooth takes passes over the data: give MODEL, not --from RUN.")
+def check_smooth(smooth: str, points: tuple[str, ...] | None) -> None:
     if points is not None and "linear_input" not in points:
         raise InputError(
             "--smooth moves the ranges of linear inputs: add linear_input to --points."

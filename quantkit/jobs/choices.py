@@ -20,6 +20,7 @@ CALIBRATION_POINTS: Final = (
 )
 """The points whose ranges `calibrate` fixes. What a KV cache holds are the keys and the values."""
 DEFAULT_CALIBRATION_POINTS: Final = ("linear_input", "attention_logit")
+DEFAULT_SYMMETRIC: Final = ("attention_logit",)
 KV_CACHE: Final = "kv_cache"
 """Short for the two points that a KV cache holds."""
 RANGE_GRANULARITIES: Final = ("head", "tensor")

@@ -19,7 +19,10 @@ class SweepJob:
 
     Attributes:
         recipes: Measured beside the bits of the logits, e.g. `w8a8` or `logits4:head:static`.
-        ranges: A run with `ranges.json`, of the one model; its smoothing is applied too.
+        ranges: A run with `ranges.json`, of the one model, for the `recipes`; its smoothing and its
+            ranges of weights are applied too. The bits of the logits stay dynamic.
+        keep: Quantizers that stay in float in every row: their names, or a run with
+            `sensitivity.json` for those that it suggests.
         allow_overlap: Run although calibration has seen the text, or nobody can tell.
     """
 
@@ -28,6 +31,7 @@ class SweepJob:
     calib: str | None = DEFAULT_TEXT
     recipes: tuple[str, ...] = ()
     ranges: str | None = None
+    keep: tuple[str, ...] = ()
     allow_overlap: bool = False
     bits: tuple[int, ...] = (16, 8, 6, 4)
     granularity: tuple[str, ...] = ("tensor", "head", "row")
@@ -55,5 +59,10 @@ class SweepJob:
                     f"recipe {recipe} reads calibrated ranges: give --ranges RUN, the folder of a "
                     "`quantkit calibrate`."
                 )
+        if self.ranges is not None and not self.recipes:
+            raise InputError(
+                "--ranges are read by the recipes of --quantize, and none is given: add e.g. "
+                "--quantize w8a8 or --quantize logits8:head:static."
+            )
         if self.ranges is not None and len(self.models) > 1:
             raise InputError("--ranges are of one model: sweep the models one by one.")

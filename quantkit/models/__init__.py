@@ -22,7 +22,7 @@ from quantkit.models.families import (
     mixes_of,
 )
 from quantkit.models.loading import LoadedModel, load, prepare, run_batch
-from quantkit.models.mlps import Mlp, mlp_of, projection_modules
+from quantkit.models.mlps import Mlp, holds_fused_experts, mlp_of, projection_modules
 from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "cache_dir",
     "differential_lambda",
     "from_diffllama",
+    "holds_fused_experts",
     "is_decoder_only",
     "layer_modules",
     "layout_of",

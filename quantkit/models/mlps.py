@@ -60,7 +60,7 @@ def mlp_of(name: str, layer: nn.Module) -> Mlp | None:
     """Returns the MLP of a layer, None where it has none outside its attention."""
     outside = dict(_outside_attention(name, layer))
     linears = {n: m for n, m in outside.items() if isinstance(m, (nn.Linear, Conv1D))}
-    fused = tuple((n, m) for n, m in outside.items() if _holds_fused_experts(m))
+    fused = tuple((n, m) for n, m in outside.items() if holds_fused_experts(m))
     downs: list[tuple[str, nn.Linear | Conv1D]] = []
     for ending in _DOWN_NAMES:
         pattern = re.compile(rf"(^|[._]){re.escape(ending)}$")
@@ -94,7 +94,8 @@ def _features(module: nn.Linear | Conv1D) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def _holds_fused_experts(module: nn.Module) -> bool:
+def holds_fused_experts(module: nn.Module) -> bool:
+    """Returns whether a module holds the last linears of all experts as one 3-D `down_proj`."""
     down = dict(module.named_parameters(recurse=False)).get("down_proj")
     return down is not None and down.dim() == 3
 

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from torch import nn
+
 from quantkit.calib_sets import DataSlice, data_slice, sample_count_warning
 from quantkit.calibration import (
     OBSERVATIONS_FILE,
@@ -18,6 +20,7 @@ from quantkit.calibration import (
     choose_ranges,
     diagnose,
     forget,
+    is_stable,
     observe,
     ranges_now,
     save,
@@ -26,11 +29,11 @@ from quantkit.calibration import (
 from quantkit.calibration import load as load_observations
 from quantkit.errors import InputError
 from quantkit.jobs import CALIBRATION_POINTS, DEFAULT_CALIBRATION_POINTS, CalibrateJob
-from quantkit.models import LoadedModel, attention_modules, load, prepare
+from quantkit.models import LoadedModel, attention_modules, holds_fused_experts, load, prepare
 from quantkit.numerics.affine import RangeError
 from quantkit.numerics.methods import MovingAverageRange, parse_methods
 from quantkit.pipelines.origin import Origin, PlanWords, finished, origin_of
-from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.runs import running
 from quantkit.pipelines.smoothing import smoothing_of
 from quantkit.pipelines.weights import (
     fix_weights,
@@ -61,8 +64,7 @@ def run_calibrate(job: CalibrateJob, *, progress: Progress = silent) -> Path:
     Raises:
         RangeError: ranges that cannot be trusted; what was observed stays.
     """
-    with joined() as processes:
-        run = processes.at_first(lambda: open_run("calibrate", job))
+    with joined() as processes, running("calibrate", job, processes) as run:
         if run.finished:
             return run.folder
         plan, weights = plan_of(job), weight_plan_of(job)
@@ -160,18 +162,29 @@ def calibrate(
         allow_unseen=list(allow_unseen),
     )
     path = folder / OBSERVATIONS_FILE
-    kept: list[Recording] = []  # at the first process
+    kept: list[tuple[Recording, Origin, DataSlice]] = []  # at the first process
 
     def is_done() -> bool:
         found = finished(path, origin)
-        kept.extend([] if found is None else [found])
+        if found is not None:
+            keep(found)
         return found is not None
+
+    def keep(recording: Recording) -> Origin:
+        used = data.first(recording.samples) if recording.samples < data.sequences else data
+        own = replace(origin, data=used.info(batch_size))
+        kept.append((recording, own, used))
+        return own
+
+    def finish(recording: Recording) -> None:
+        save(path, recording, keep(recording).identity)
+        forget(folder)
 
     if not processes.at_first(is_done):
         with ExitStack() as stack:
             if smoothing:
                 stack.enter_context(smoothed(loaded.model, smoothing))
-            recording = observe(
+            observe(
                 loaded,
                 data,
                 points=points,
@@ -181,30 +194,48 @@ def calibrate(
                 allow_unseen=allow_unseen,
                 store=folder,
                 identity=origin.identity,
+                finish=finish,
                 batch_size=batch_size,
                 processes=processes,
                 progress=progress,
             )
-        if recording is not None:
-            if recording.samples < data.sequences:
-                data = data.first(recording.samples)
-                origin = replace(origin, data=data.info(batch_size))
-            save(path, recording, origin.identity)
-            forget(folder)
-            kept.append(recording)
-    more = sample_count_warning(data)
 
-    return processes.at_first(
-        lambda: _write(
+    def write() -> Ranges:
+        recording, own, used = kept[0]
+        more = [sample_count_warning(used), *left_out(loaded, points)]
+        return _write(
             folder,
-            kept[0],
-            origin,
+            recording,
+            own,
             plan,
-            [more] if more else [],
-            lambda: fix_weights(loaded, folder, weights, origin, progress),
+            [warning for warning in more if warning],
+            lambda: fix_weights(loaded, folder, weights, own, progress),
             progress,
         )
-    )
+
+    return processes.at_first(write)
+
+
+def left_out(loaded: LoadedModel, points: Sequence[str]) -> list[str]:
+    """Returns one sentence for each kind of layer whose input gets no range."""
+    if "linear_input" not in points:
+        return []
+    convolutions = [m for m in loaded.model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+    experts = [name for name, m in loaded.model.named_modules() if holds_fused_experts(m)]
+    found = []
+    if convolutions:
+        count = len(convolutions)
+        found.append(
+            f"{count} convolution{'s' if count > 1 else ''} of {loaded.name}: inputs of linear "
+            "layers alone get ranges here"
+        )
+    if experts:
+        found.append(
+            f"{len(experts)} module{'s' if len(experts) > 1 else ''} of {loaded.name} (such as "
+            f"{experts[0]}) hold the weights of all experts as one: their inputs get no range, and "
+            "they stay in float"
+        )
+    return found
 
 
 def _choose_again(
@@ -235,7 +266,7 @@ def _choose_again(
             return None
         return fix_weights(observed_model(run, origin), folder, weights, origin, progress)
 
-    _write(folder, recording, origin, plan, warnings, fix, progress)
+    _write(folder, recording, origin, plan, warnings, fix, progress, source=run)
 
 
 def _write(
@@ -246,13 +277,19 @@ def _write(
     warnings: Sequence[str],
     fix: Callable[[], WeightsInfo | None],
     progress: Progress,
+    *,
+    source: Path | None = None,
 ) -> Ranges:
-    """Returns the ranges, written with `calibration.json` beside them."""
+    """Returns the ranges, written with `calibration.json` beside them.
+
+    Args:
+        source: Where the observations are; None: in the folder.
+    """
     try:
         tensors = choose_ranges(recording.seen, plan, progress=progress)
     except RangeError as error:
         raise RangeError(
-            f"{error} What was observed stays: quantkit calibrate --from {folder}."
+            f"{error} What was observed stays: quantkit calibrate --from {source or folder}."
         ) from error
     info = fix()
     more = weights_warning(info)
@@ -260,6 +297,12 @@ def _write(
     for method in plan.methods.methods:
         if method.is_order_dependent:
             said.append(f"{method} depends on the order of the samples")
+    target = origin.until_stable
+    if target is not None and not is_stable(recording.checkpoints, target):
+        said.append(
+            f"after {recording.samples:,} samples, all that there were, ranges still moved by more "
+            f"than {100 * target:g} %"
+        )
     calibration = Calibration(
         model=origin.model,
         data=origin.data,

@@ -9,7 +9,7 @@ from quantkit.jobs import CompareJob
 from quantkit.models import LoadedModel
 from quantkit.pipelines.export import export_into, ranges_into, require_passed, two_slices
 from quantkit.pipelines.inputs import load_decoder, require_names
-from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.runs import running
 from quantkit.pipelines.stats import stats_into
 from quantkit.pipelines.sweep import sweep_into
 from quantkit.processes import Processes
@@ -23,35 +23,35 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     Raises:
         GateError: an export's parity is outside the gates; everything is written before.
     """
-    run = open_run("compare", job)
-    if not run.finished:
-        pairs: list[tuple[LoadedModel, TokenSlice]] = []
-        models = [load_decoder(name, job) for name in job.models]
-        require_names(models)
-        for loaded in models:
-            calib, held = two_slices(
-                loaded,
-                job.text,
-                job.text,
-                job.seq_len,
-                job.calib_samples,
-                job.eval_samples,
-                job.bos,
+    with running("compare", job) as run:
+        if not run.finished:
+            pairs: list[tuple[LoadedModel, TokenSlice]] = []
+            models = [load_decoder(name, job) for name in job.models]
+            require_names(models)
+            for loaded in models:
+                calib, held = two_slices(
+                    loaded,
+                    job.text,
+                    job.text,
+                    job.seq_len,
+                    job.calib_samples,
+                    job.eval_samples,
+                    job.bos,
+                )
+                folder = run.folder / loaded.name
+                stats_into(loaded, calib, folder, job.batch_size, progress, Processes())
+                ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
+                export_into(loaded, held, ranges, folder, job, progress)
+                pairs.append((loaded, held.text))
+            sweep_into(
+                pairs,
+                run.folder,
+                recipes=logit_recipes(job.bits, job.granularity),
+                batch_size=job.batch_size,
+                seed=job.seed,
+                progress=progress,
             )
-            folder = run.folder / loaded.name
-            stats_into(loaded, calib, folder, job.batch_size, progress, Processes())
-            ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
-            export_into(loaded, held, ranges, folder, job, progress)
-            pairs.append((loaded, held.text))
-        sweep_into(
-            pairs,
-            run.folder,
-            recipes=logit_recipes(job.bits, job.granularity),
-            batch_size=job.batch_size,
-            seed=job.seed,
-            progress=progress,
-        )
-        run.finish()
-    for folder in sorted(path.parent for path in run.folder.glob("*/export.json")):
-        require_passed(folder)
-    return run.folder
+            run.finish()
+        for folder in sorted(path.parent for path in run.folder.glob("*/export.json")):
+            require_passed(folder)
+        return run.folder

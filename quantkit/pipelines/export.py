@@ -16,9 +16,10 @@ from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.calibrate import calibrate
 from quantkit.pipelines.held_out import HeldOut, held_out, kept_in_float, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder, same_source
-from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
+from quantkit.quantization import require_ranges
 from quantkit.results import Export, Ranges, read_json, write_json
 
 
@@ -28,18 +29,18 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
     Raises:
         GateError: parity outside the gates; the files stay, as evidence.
     """
-    run = open_run("export", job)
-    if not run.finished:
-        loaded = load_decoder(job.model, job)
-        ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
-        keep = kept_in_float(job.keep)
-        weights = None if job.ranges is None else read_weights(job.ranges, ranges)
-        export_into(
-            loaded, held, ranges, run.folder, job, progress, keep=keep, weight_ranges=weights
-        )
-        run.finish()
-    require_passed(run.folder)
-    return run.folder
+    with running("export", job) as run:
+        if not run.finished:
+            loaded = load_decoder(job.model, job)
+            ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
+            keep = kept_in_float(job.keep)
+            weights = None if job.ranges is None else read_weights(job.ranges, ranges)
+            export_into(
+                loaded, held, ranges, run.folder, job, progress, keep=keep, weight_ranges=weights
+            )
+            run.finish()
+        require_passed(run.folder)
+        return run.folder
 
 
 def _ranges_and_text(
@@ -122,6 +123,7 @@ def export_into(
     path = folder / "export.json"
     if path.exists():
         return same_source(path, read_json(path, Export), loaded, held.text)
+    require_ranges(loaded.model, job.full_recipe, ranges.tensors, keep=keep)
     exported = export_and_prove(
         loaded,
         held.text,

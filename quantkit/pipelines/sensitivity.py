@@ -8,7 +8,7 @@ from pathlib import Path
 from quantkit.jobs import SensitivityJob
 from quantkit.pipelines.held_out import held_out, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder
-from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
@@ -23,37 +23,37 @@ def run_sensitivity(job: SensitivityJob, *, progress: Progress = silent) -> Path
         InputError: no `ranges.json`, ranges of another model, or text that calibration has seen.
     """
     ranges = read_ranges(job.ranges)
-    run = open_run("sensitivity", job)
-    if run.finished:
+    with running("sensitivity", job) as run:
+        if run.finished:
+            return run.folder
+        loaded = load_decoder(job.model, job)
+        require_own(ranges, job.ranges, loaded)
+        held = held_out(
+            job.eval,
+            job.ranges,
+            ranges,
+            loaded,
+            seq_len=job.seq_len,
+            samples=job.samples,
+            allow_overlap=job.allow_overlap,
+        )
+        found = sensitivity(
+            loaded,
+            held.text,
+            Recipe.parse(job.recipe),
+            ranges,
+            weight_ranges=read_weights(job.ranges, ranges),
+            batch_size=job.batch_size,
+            store=run.folder / "cells",
+            progress=progress,
+            modes=job.modes,
+            group=job.group,
+            weights=job.weights,
+            target_frac=job.target_frac,
+        )
+        noted = dataclasses.replace(
+            found, data=held.noted(found.data), warnings=[*found.warnings, *held.warnings]
+        )
+        write_json(run.folder / "sensitivity.json", noted)
+        run.finish()
         return run.folder
-    loaded = load_decoder(job.model, job)
-    require_own(ranges, job.ranges, loaded)
-    held = held_out(
-        job.eval,
-        job.ranges,
-        ranges,
-        loaded,
-        seq_len=job.seq_len,
-        samples=job.samples,
-        allow_overlap=job.allow_overlap,
-    )
-    found = sensitivity(
-        loaded,
-        held.text,
-        Recipe.parse(job.recipe),
-        ranges,
-        weight_ranges=read_weights(job.ranges, ranges),
-        batch_size=job.batch_size,
-        store=run.folder / "cells",
-        progress=progress,
-        modes=job.modes,
-        group=job.group,
-        weights=job.weights,
-        target_frac=job.target_frac,
-    )
-    noted = dataclasses.replace(
-        found, data=held.noted(found.data), warnings=[*found.warnings, *held.warnings]
-    )
-    write_json(run.folder / "sensitivity.json", noted)
-    run.finish()
-    return run.folder

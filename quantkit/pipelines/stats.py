@@ -12,7 +12,7 @@ from quantkit.jobs import StatsJob, memory_limits
 from quantkit.models import LoadedModel, load, prepare
 from quantkit.outliers import collect
 from quantkit.pipelines.inputs import TWICE, same_source
-from quantkit.pipelines.runs import open_run
+from quantkit.pipelines.runs import running
 from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
 from quantkit.results import Stats, read_json, write_json
@@ -23,39 +23,41 @@ def run_stats(job: StatsJob, *, progress: Progress = silent) -> Path:
 
     Several processes (`accelerate launch`, torchrun) share the batches; the first one writes.
     """
-    with joined() as processes:
-        folders = [Path(source).expanduser().resolve() for source in job.models]
-        named = [folder.name for folder in folders if folder.is_dir()]
-        for name in named:
-            if named.count(name) > 1:  # said before the first of them is measured
-                raise InputError(TWICE.format(name=name))
-        run = processes.at_first(lambda: open_run("stats", job))
-        if run.finished:
-            return run.folder
-        names: list[str] = []
-        for source in job.models:
-            if processes.count > 1:  # one converts or downloads, the others find it done
-                processes.at_first(partial(prepare, source))
-            loaded, data = processes.everywhere(partial(_load_with_data, source, job, processes))
-            if loaded.name in names:
-                raise InputError(TWICE.format(name=loaded.name))
-            names.append(loaded.name)
-            folder = run.folder if len(job.models) == 1 else run.folder / loaded.name
-            options: dict[str, Any] = {
-                "points": job.points,
-                "quantiles": job.quantiles,
-                "rows": job.rows,
-                "seed": job.seed,
-                "count_masked": job.count_masked,
-                "both_readings": job.both_readings,
-                "layers": job.layers or None,
-                "select": job.linear or None,
-                "allow_unseen": job.allow_unseen,
-            }
-            stats_into(loaded, data, folder, job.batch_size, progress, processes, **options)
-            del loaded  # one model at a time in memory
-        processes.at_first(run.finish)
+    folders = [Path(source).expanduser().resolve() for source in job.models]
+    named = [folder.name for folder in folders if folder.is_dir()]
+    for name in named:
+        if named.count(name) > 1:  # said before the first of them is measured
+            raise InputError(TWICE.format(name=name))
+    with joined() as processes, running("stats", job, processes) as run:
+        if not run.finished:
+            _run(job, run.folder, processes, progress)
+            processes.at_first(run.finish)
         return run.folder
+
+
+def _run(job: StatsJob, root: Path, processes: Processes, progress: Progress) -> None:
+    names: list[str] = []
+    for source in job.models:
+        if processes.count > 1:  # one converts or downloads, the others find it done
+            processes.at_first(partial(prepare, source))
+        loaded, data = processes.everywhere(partial(_load_with_data, source, job, processes))
+        if loaded.name in names:
+            raise InputError(TWICE.format(name=loaded.name))
+        names.append(loaded.name)
+        folder = root if len(job.models) == 1 else root / loaded.name
+        options: dict[str, Any] = {
+            "points": job.points,
+            "quantiles": job.quantiles,
+            "rows": job.rows,
+            "seed": job.seed,
+            "count_masked": job.count_masked,
+            "both_readings": job.both_readings,
+            "layers": job.layers or None,
+            "select": job.linear or None,
+            "allow_unseen": job.allow_unseen,
+        }
+        stats_into(loaded, data, folder, job.batch_size, progress, processes, **options)
+        del loaded  # one model at a time in memory
 
 
 def _load_with_data(

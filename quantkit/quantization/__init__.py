@@ -9,7 +9,12 @@ from quantkit.quantization.grids import (
     static_logit_scale,
     weight_scale,
 )
-from quantkit.quantization.names import every_quantizer, quantizer_names, require_known
+from quantkit.quantization.names import (
+    every_quantizer,
+    quantizer_names,
+    require_known,
+    require_ranges,
+)
 from quantkit.quantization.quantizers import input_quantizer, logit_quantizer
 from quantkit.quantization.simulation import Quantizers, fake_quantized
 from quantkit.quantization.smoothing import smoothed, smoothing_digest
@@ -23,6 +28,7 @@ __all__ = [
     "logit_quantizer",
     "quantizer_names",
     "require_known",
+    "require_ranges",
     "smoothed",
     "smoothing_digest",
     "static_logit_grid",

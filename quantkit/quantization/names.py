@@ -7,7 +7,7 @@ reports call them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -15,7 +15,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from quantkit.errors import InputError, suggest
 from quantkit.models import attention_modules, layout_of, projection_modules
 from quantkit.probes import linear_modules
+from quantkit.quantization.grids import linear_input_grid, static_logit_grid
 from quantkit.recipe import LogitQuant, Recipe
+from quantkit.results import Range
 
 _NEAREST = 5
 
@@ -43,6 +45,28 @@ def quantizer_names(model: nn.Module, recipe: Recipe) -> list[str]:
     if recipe.logits is not None:
         names += [name for maps in logit_names(model).values() for name in maps]
     return names
+
+
+def require_ranges(
+    model: nn.Module, recipe: Recipe, ranges: Mapping[str, Range], *, keep: Collection[str] = ()
+) -> None:
+    """Returns if every static grid of the recipe has its range: to be asked before long work.
+
+    Raises:
+        InputError: a name in `keep` that no quantizer has; a range that is missing, carries no grid
+            or was chosen for another width.
+    """
+    require_known(keep, every_quantizer(model), "to keep in float")
+    for name in quantizer_names(model, recipe):
+        point, _, rest = name.partition("/")
+        if name in keep:
+            continue
+        if point == "linear_input" and recipe.activations is not None:
+            linear_input_grid(ranges, rest, recipe.activations)
+        elif point == "attention_logit" and recipe.logits is not None:
+            layer, _, map_ = rest.partition("/map ")
+            if recipe.logits.range == "static":
+                static_logit_grid(ranges, int(layer), int(map_), recipe.logits)
 
 
 def logit_names(model: nn.Module) -> dict[str, list[str]]:

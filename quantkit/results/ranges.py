@@ -57,10 +57,11 @@ class Range:
             return Interval(lo=self.lo, hi=self.hi)
         if str(bits) in self.other_bits:
             return self.other_bits[str(bits)]
-        known = ", ".join([str(self.bits), *self.other_bits])
+        known = ",".join([str(self.bits), *self.other_bits])
         raise InputError(
             f"the range of {name!r} was chosen by {self.method} for {known} bits, and is asked for "
-            f"{bits}: choose it again with calibrate --from RUN --bits {bits} (no forward pass)."
+            f"{bits}: choose again, without a forward pass, by calibrate --from RUN --method "
+            f"{self.method} --bits {known},{bits} (and what else the run was given)."
         )
 
 

@@ -61,7 +61,13 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The whole of `sweep.json`; `headline` says the result in one sentence."""
+    """The whole of `sweep.json`; `headline` says the result in one sentence.
+
+    Attributes:
+        ranges_sha256: Hash of the ranges, smoothing and kept quantizers that quantized cells read;
+            empty where they read none.
+        kept: Quantizers that stay in float in every row.
+    """
 
     schema: str = SWEEP_SCHEMA
     models: list[ModelInfo]
@@ -70,6 +76,8 @@ class Sweep:
     cells: list[Cell]
     deltas: list[Delta] = field(default_factory=list)
     headline: str = ""
+    ranges_sha256: str = ""
+    kept: list[str] = field(default_factory=list)
 
     OLDER: ClassVar[tuple[str, ...]] = ("quantkit.sweep/1", "quantkit.sweep/2")
     """Schemas that are read too; what they lack has its default."""

@@ -135,7 +135,9 @@ def test_each_point_has_its_method_and_every_width() -> None:
         assert mine <= minmax
     assert error(x, linear.at(4).lo, linear.at(4).hi, 4) < 0.5 * error(x, -45.0, 60.0, 4)
     assert linear.at(4) != linear.at(8)
-    with pytest.raises(InputError, match=r"'x' was chosen by mse for 8, 4, 6 bits.*--bits 5"):
+    with pytest.raises(
+        InputError, match=r"'x' was chosen by mse for 8,4,6 bits.*--method mse --bits 8,4,6,5"
+    ):
         linear.at(5, "x")
     top = np.quantile(np.abs(outliers(2)[0].numpy()), 0.99, method="inverted_cdf")
     assert isinstance(logit.lo, list) and isinstance(logit.hi, list)

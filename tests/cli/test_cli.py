@@ -116,6 +116,19 @@ def test_help_and_no_argument_list_the_commands() -> None:
         pytest.param(["calibrate", "m", "--granularity", "row"], "head", id="range granularity"),
         pytest.param(["calibrate", "m", "--smooth", "2"], "from 0 to 1", id="alpha"),
         pytest.param(["calibrate", "--from", "r", "--smooth", "0.5"], "MODEL", id="no pass"),
+        pytest.param(["calibrate", "--from", "r", "--seq-len", "64"], "--seq-len out", id="unused"),
+        pytest.param(["calibrate", "--from", "r", "--calib", "t.txt"], "--calib", id="no data"),
+        pytest.param(
+            ["calibrate", "m", "--points", "linear_input", "--method", "linear_output=mse"],
+            "which is not among the points",
+            id="method of no point",
+        ),
+        pytest.param(
+            ["calibrate", "m", "--points", "linear_input", "--symmetric", "kv_cache"],
+            "names attention_key",
+            id="grid of no point",
+        ),
+        pytest.param(["sweep", "m", "--ranges", "r"], "none is given", id="ranges unread"),
         pytest.param(["calibrate", "m", "--weights", "row"], "group:N", id="weights"),
         pytest.param(["calibrate", "m", "--weights", "group:0"], "at least 1", id="weight group"),
         pytest.param(
@@ -167,13 +180,13 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
     invoke("export", "m", "--quantize", "w8", "--attention-bits", "8", "--eval", "e.txt")
     assert pipelines.last() == ExportJob(model="m", recipe="w8", attention_bits=8, eval="e.txt")
     invoke(
-        "calibrate", "m", "--method", "mse,attention_logit=minmax", "--bits", "8,4", "--points",
+        "calibrate", "m", "--method", "mse,attention_key=minmax", "--bits", "8,4", "--points",
         "linear_input,kv_cache", "--symmetric", "none", "--granularity", "tensor", "--smooth",
         "auto", "--until-stable", "2%", "--allow", "zero,constant", "--exclude-first",
     )  # fmt: skip
     job = pipelines.last()
     assert job == CalibrateJob(
-        model="m", method="mse,attention_logit=minmax", bits=(8, 4), symmetric=(),
+        model="m", method="mse,attention_key=minmax", bits=(8, 4), symmetric=(),
         points=("linear_input", "attention_key", "attention_value"), granularity="tensor",
         smooth="auto", until_stable=0.02, allow=("zero", "constant"), exclude_first=True,
     )  # fmt: skip

@@ -249,11 +249,97 @@ def copy(corpus: Path, folder: Path) -> Path:
     return path
 
 
+def test_a_word_mistyped_does_not_hold_the_folder(
+    tiny_folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "out"
+    with pytest.raises(InputError, match="no such file"):
+        run_calibrate(job(tiny_folder, tmp_path / "corpse.txt", out))
+    assert not out.exists()
+    assert (run_calibrate(job(tiny_folder, corpus, out)) / "ranges.json").is_file()
+
+
+def test_a_run_whose_result_is_gone_is_not_finished(
+    tiny_folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    asked = job(tiny_folder, corpus, tmp_path / "out")
+    first = ranges_of(run_calibrate(asked))
+    (tmp_path / "out" / "ranges.json").unlink()
+    assert ranges_of(run_calibrate(asked)).tensors == first.tensors
+
+
+def test_ranges_that_never_become_stable_say_so(
+    tiny_folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    found = ranges_of(run_calibrate(job(tiny_folder, corpus, tmp_path / "out", until_stable=1e-6)))
+    assert any("after 20 samples, all that there were" in w for w in found.warnings)
+
+
+def test_heads_and_convolutions_of_an_image_model(tmp_path: Path) -> None:
+    """The classifier is a linear layer too; the patch embedding is none."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    ViTForImageClassification(config).eval().save_pretrained(tmp_path / "vit")
+    asked = CalibrateJob(model=str(tmp_path / "vit"), samples=3, out=str(tmp_path / "out"))
+    found = ranges_of(run_calibrate(asked))
+    assert "linear_input/classifier" in found.tensors
+    assert any("1 convolution of vit" in warning for warning in found.warnings)
+    assert found.data.source == "shapes"
+
+
+def test_experts_without_ranges_are_said(tmp_path: Path, corpus: Path, tokenizer: Any) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    folder = tmp_path / "moe"
+    MixtralForCausalLM(config).eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    found = ranges_of(run_calibrate(job(folder, corpus, tmp_path / "out")))
+    assert any("hold the weights of all experts as one" in w for w in found.warnings)
+
+
+def test_kept_quantizers_of_a_sweep(tiny_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    run = run_calibrate(job(tiny_folder, corpus, tmp_path / "ranges", bits=(4,), method="mse"))
+    every = tuple(ranges_of(run).tensors)
+    asked = SweepJob(
+        models=(str(tiny_folder),), eval=str(corpus), ranges=str(run), bits=(16,), seq_len=24,
+        samples=2, recipes=("a4",), out=str(tmp_path / "sweep"),
+    )  # fmt: skip
+    sweep = read_json(run_sweep(asked) / "sweep.json", Sweep)
+    assert sweep.kept == [] and len(sweep.ranges_sha256) == 64
+    inputs = tuple(name for name in every if name.startswith("linear_input/"))
+    kept = dataclasses.replace(asked, keep=inputs[1:], out=str(tmp_path / "kept"))
+    found = read_json(run_sweep(kept) / "sweep.json", Sweep)
+    assert found.kept == list(inputs[1:]) and found.ranges_sha256 != sweep.ranges_sha256
+    assert found.cells[1].hits < sweep.cells[1].hits
+    errors = [abs(s.cells[1].value - s.cells[0].value) for s in (found, sweep)]
+    assert errors[0] < errors[1]
+    with pytest.raises(InputError, match="'linear_input/nothing' is none of"):
+        run_sweep(
+            dataclasses.replace(
+                asked, keep=("linear_input/nothing",), out=str(tmp_path / "unknown")
+            )
+        )
+    wide = dataclasses.replace(asked, recipes=("a8",), out=str(tmp_path / "wide"))
+    with pytest.raises(InputError, match=r"chosen by mse for 4 bits.*--bits 4,8"):
+        run_sweep(wide)
+    assert not (tmp_path / "wide").exists()  # said before anything was measured
+
+
 def test_recipes_that_need_ranges_say_so() -> None:
     with pytest.raises(InputError, match="give --ranges RUN"):
         SweepJob(models=("m",), recipes=("w8a8",))
     with pytest.raises(InputError, match="one by one"):
-        SweepJob(models=("m", "n"), ranges="r")
+        SweepJob(models=("m", "n"), ranges="r", recipes=("w8",))
     assert ExportJob(model="m", keep=("a",)).keep == ("a",)
 
 
