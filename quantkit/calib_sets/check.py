@@ -1,12 +1,14 @@
 """A set against its manifest: what changed since is named, and stops the run.
 
 Content of the standard library differs between versions of Python, and computed images may differ
-between versions of numpy: that is no error, but it is said wherever the set is used.
+between versions of numpy: that is no error, but it is said wherever the set is used. Of a version
+that the manifest knows, other content is one.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,7 @@ from quantkit.calib_sets.content import (
     source_files,
     text_content,
 )
-from quantkit.calib_sets.find import NamedSet
+from quantkit.calib_sets.find import NamedSet, all_sets, broken_sets, named_set
 from quantkit.calib_sets.manifest import Manifest
 from quantkit.calib_sets.numpy_files import check_numbers, common_length, read_arrays
 from quantkit.calib_sets.token_files import read_tokens
@@ -81,6 +83,24 @@ def verified(found: NamedSet) -> tuple[Content, SetInfo]:
         licence=manifest.licence,
         warnings=_warnings(manifest, content.sha256, content.samples),
     )
+
+
+def verify_sets(names: Sequence[str] = ()) -> Iterator[tuple[NamedSet, SetInfo]]:
+    """Yields the sets of these names (all there are, without any) that are as their manifest says.
+
+    Raises:
+        InputError: no set of a name; at the end, what is wrong with all the others, in one line.
+    """
+    wrong = [] if names else list(broken_sets().values())
+    for found in [named_set(name) for name in names] if names else all_sets():
+        try:
+            _, info = verified(found)
+        except InputError as error:
+            wrong.append(str(error))
+            continue
+        yield found, info
+    if wrong:
+        raise InputError(" ".join(wrong))
 
 
 def image_set(found: NamedSet, skip: int, samples: int) -> tuple[list[Path] | None, SetInfo]:
@@ -169,6 +189,15 @@ def _warnings(manifest: Manifest, sha256: str, samples: int) -> tuple[str, ...]:
     """Returns why other content than the manifest's is no error, where it is none."""
     name, version = manifest.name, platform.python_version()
     if manifest.python:
+        own = manifest.python.get(version)
+        if own is not None and own != sha256:
+            # no error: distributions patch the standard library, and this is the default text
+            return (
+                f"calibration set {name}: {_listed(manifest.source.names)}: other text than "
+                f"{version} is known to carry (sha256 {sha256[:10]}, expected {own[:10]}): the "
+                "standard library was changed; figures on it compare only with those of the same "
+                "content",
+            )
         if sha256 in manifest.python.values():
             return ()
         known = ", ".join(sorted(manifest.python))
@@ -192,8 +221,12 @@ def _warnings(manifest: Manifest, sha256: str, samples: int) -> tuple[str, ...]:
 
 
 def _differs(found: NamedSet, said: list[str]) -> InputError:
-    more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
     return InputError(
-        f"calibration set {found.name}: {', '.join(said[:_SHOWN])}{more} since its manifest was "
-        f"written ({found.where}). Restore the files, or make the set again with --force."
+        f"calibration set {found.name}: {_listed(said)} since its manifest was written "
+        f"({found.where}). Restore the files, or make the set again with --force."
     )
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more

@@ -41,7 +41,8 @@ class Manifest:
         tokenizer_sha256: Of the vocabulary that made the tokens (`tokenizer_sha256`); empty where
             it is not known, or where the set is no tokens.
         vocab_size: The same as a number; 0 where it is not known.
-        files: sha256 of each file, by its name: as in `source.names`, or below it.
+        files: sha256 of each file, by its name: as in `source.names`, or below it; of a path or a
+            package at least one.
         python: sha256 of the content by version of Python, where it is the standard library's.
     """
 
@@ -128,6 +129,11 @@ def _check(manifest: Manifest, path: Path) -> None:
     if manifest.kind != "text" and manifest.source.type in ("module", "datasets"):
         raise InputError(
             f"{path}: field `kind`: a {manifest.source.type} holds text, got {manifest.kind!r}."
+        )
+    if manifest.source.type in ("path", "package") and not manifest.files:
+        raise InputError(
+            f"{path}: [files] is missing or empty: a {manifest.source.type} needs the sha256 of "
+            "each of its files, which `quantkit calib make` writes."
         )
     if manifest.name != path.resolve().parent.name:
         raise InputError(

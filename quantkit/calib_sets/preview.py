@@ -1,11 +1,13 @@
-"""A few samples of a set in words, without a model."""
+"""What a set is, and a few of its samples, in words: without a model."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import Final
 
+from quantkit.calib_sets.check import SetInfo
 from quantkit.calib_sets.content import Content
+from quantkit.calib_sets.find import NamedSet
 from quantkit.calib_sets.image_files import open_image
 from quantkit.calib_sets.manifest import Manifest
 from quantkit.calib_sets.numpy_files import read_arrays
@@ -15,6 +17,36 @@ from quantkit.calib_sets.token_files import read_tokens
 _CHARACTERS: Final = 240
 _LAST: Final = 160
 _TOKENS: Final = 16
+_FILES: Final = 5
+
+
+def samples_text(manifest: Manifest) -> str:
+    """Returns how many samples a set has."""
+    return f"{manifest.samples:,}" if manifest.samples else "no end"
+
+
+def described(found: NamedSet, info: SetInfo) -> list[tuple[str, str]]:
+    """Returns (field, value) of all that is said about a set but its description."""
+    manifest = found.manifest
+    files = list(manifest.files.items())
+    fields = [
+        ("where", found.where),
+        ("kind", manifest.kind),
+        ("source", str(manifest.source)),
+        ("copied from", manifest.copied_from),
+        ("licence", manifest.licence),
+        ("cut", manifest.cut),
+        ("samples", samples_text(manifest) + f", drawn by seed {manifest.seed}" * manifest.drawn),
+        ("size", f"{manifest.bytes:,} bytes" if manifest.bytes else ""),
+        ("sha256", info.sha256),
+        ("tokenizer sha256", manifest.tokenizer_sha256),
+        ("vocabulary", f"{manifest.vocab_size:,}" if manifest.vocab_size else ""),
+        *((f"sha256 on Python {version}", digest) for version, digest in manifest.python.items()),
+        *files[:_FILES],
+        ("more files", f"{len(files) - _FILES:,}" if len(files) > _FILES else ""),
+        *(("warning", warning) for warning in info.warnings),
+    ]
+    return [(field, value) for field, value in fields if value]
 
 
 def preview(manifest: Manifest, content: Content, samples: int) -> list[tuple[str, str]]:

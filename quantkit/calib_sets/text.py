@@ -83,9 +83,15 @@ def text_slice(
     chosen = blocks[skip : skip + samples]
     if not chosen:
         unit = f"block of {seq_len} tokens" if text.whole else "document of two tokens"
+        if blocks:
+            raise InputError(
+                f"{source} is too short: expected one more {unit} after {skip}, got {len(blocks)} "
+                "in all; calibration used all of it: name another --eval, or calibrate on fewer "
+                "samples."
+            )
         raise InputError(
-            f"{source} is too short: expected at least one {unit} after {skip} that are used "
-            f"elsewhere, got {len(blocks)} in all. Give more text, or lower --seq-len or --samples."
+            f"{source} is too short: expected at least one {unit}. Give more text, or lower "
+            "--seq-len."
         )
     return TokenSlice(
         source=source,

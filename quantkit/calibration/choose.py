@@ -66,7 +66,7 @@ def ranges_now(
     for name, observation in seen.items():
         if id(observation) not in known:  # linear layers that share an input
             method = plan.methods.of(observation.point)
-            known[id(observation)] = _chosen(method, observation, plan, plan.bits[0])
+            known[id(observation)] = range_by(method, observation, plan, plan.bits[0])
         found[name] = known[id(observation)]
     return found
 
@@ -100,7 +100,7 @@ def _range(observation: Observation, bundle: Bundle, plan: RangePlan, waived: li
     widths = plan.bits if method.depends_on_bits else plan.bits[:1]
     granularity = "tensor" if plan.granularity == "tensor" else observation.granularity
     intervals = {
-        bits: _interval(_chosen(method, observation, plan, bits), granularity) for bits in widths
+        bits: _interval(range_by(method, observation, plan, bits), granularity) for bits in widths
     }
     first = intervals[widths[0]]
     return Range(
@@ -117,9 +117,10 @@ def _range(observation: Observation, bundle: Bundle, plan: RangePlan, waived: li
     )
 
 
-def _chosen(
+def range_by(
     method: Method, observation: Observation, plan: RangePlan, bits: int
 ) -> tuple[Tensor, Tensor]:
+    """Returns (lo, hi), float32 `[groups of plan.seen]`, by any method on the plan's grid."""
     symmetric = plan.is_symmetric(observation.point)
     averages = plan.averages(observation)
     if averages is None and method.is_order_dependent:  # the widest head's, as of the whole

@@ -1,7 +1,7 @@
 """Observations -> `calibration.json`: what each method would choose, and what that costs.
 
-Time: about 30 ms a tensor for each method that searches. Figures are of the tensor, its groups
-pooled, on the grid of the plan's first width.
+Each range is judged as it is in force: a head by its own, and the heads' errors added up, on the
+grid of the plan's first width. Time: about 30 ms a range for each method that searches.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from quantkit.calibration.choose import RangePlan
+from quantkit.calibration.choose import RangePlan, range_by
 from quantkit.calibration.observation import Observation
 from quantkit.calibration.recording import Checkpoint
 from quantkit.calibration.stability import by_tensor
-from quantkit.numerics.choose import choose_range
-from quantkit.numerics.distortion import distortion
+from quantkit.numerics.distortion import INLIERS, distortion
 from quantkit.numerics.drawing import even_bins
 from quantkit.numerics.methods import (
     EntropyRange,
@@ -34,8 +33,6 @@ from quantkit.numerics.observers import Bundle
 from quantkit.progress import Progress, silent
 from quantkit.results import DrawnHistogram, MethodRange, TensorDiagnosis
 
-SPAN: Final = (0.0005, 0.9995)
-"""Quantiles between which the 99.9 % span lies."""
 BINS: Final = 64
 
 
@@ -79,25 +76,18 @@ def compared_methods(plan: RangePlan, point: str, constant: float) -> list[Metho
 def _diagnosis(
     name: str, observation: Observation, plan: RangePlan, moved: list[list[float]]
 ) -> TensorDiagnosis:
-    whole = plan.seen(observation).pool()
+    own = plan.seen(observation)  # a group a range
+    whole = own.pool()
     lo, hi = (float(x) for x in whole.minmax.finish())
-    spans = [float(whole.histogram.quantile(q)) for q in SPAN]
-    # a bin's middle stands for its elements, and may lie beyond the outermost of them
-    span_lo, span_hi = (min(max(x, lo), hi) for x in spans)
+    span_lo, span_hi = (float(x) for x in _span(whole))
     symmetric, bits = plan.is_symmetric(observation.point), plan.bits[0]
-    averages = observation.averages(without_first=plan.excludes_first)
-    methods = []
     chosen = plan.methods.of(observation.point)
-    width = math.nan
-    for method in compared_methods(plan, observation.point, averages.constant):
-        if method.is_order_dependent:  # over all groups: the widest one's
-            low, high = averages.finish()
-            pair = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
-        else:
-            pair = choose_range(method, whole, bits, symmetric=symmetric)
-        methods.append(_cost(method, whole, pair, bits, symmetric))
+    methods, wasted = [], math.nan
+    for method in compared_methods(plan, observation.point, observation.moving.constant):
+        pair = range_by(method, observation, plan, bits)
+        methods.append(_cost(method, own, pair, bits, symmetric))
         if method == chosen:
-            width = _width(methods[-1], symmetric)
+            wasted = _bits_wasted(own, pair, symmetric)
     edges, counts = even_bins(whole.histogram, lo, hi, BINS) if lo <= hi else ([], [])
     return TensorDiagnosis(
         name=name,
@@ -111,7 +101,7 @@ def _diagnosis(
         std=math.sqrt(float(whole.moments.m2 / whole.moments.count)) if edges else math.nan,
         span_lo=span_lo,
         span_hi=span_hi,
-        bits_wasted=_log2(width, span_hi - span_lo),
+        bits_wasted=wasted,
         chosen=str(chosen),
         methods=methods,
         histogram=DrawnHistogram(edges=edges, counts=counts),
@@ -121,33 +111,47 @@ def _diagnosis(
     )
 
 
+def _span(seen: Bundle) -> tuple[Tensor, Tensor]:
+    """Returns the ends of the 99.9 % span, float32 `[groups]`."""
+    lo, hi = seen.minmax.finish()
+    low, high = (seen.histogram.quantile(q) for q in INLIERS)
+    # a bin's middle stands for its elements, and may lie beyond the outermost of them
+    return low.clamp(lo, hi), high.clamp(lo, hi)
+
+
 def _cost(
-    method: Method, whole: Bundle, pair: tuple[Tensor, Tensor], bits: int, symmetric: bool
+    method: Method, own: Bundle, pair: tuple[Tensor, Tensor], bits: int, symmetric: bool
 ) -> MethodRange:
-    cost = distortion(whole, *pair, bits, symmetric=symmetric)
-    finite = whole.minmax.count - whole.minmax.nan_count - whole.minmax.inf_count
+    """Returns what the ranges, one a group, cost the tensor; its interval is the outermost."""
+    cost = distortion(own, *pair, bits, symmetric=symmetric)
+    finite = own.minmax.count - own.minmax.nan_count - own.minmax.inf_count
+    sqnr, inlier_sqnr = cost.pooled()
     return MethodRange(
         method=str(method),
-        lo=float(pair[0]),
-        hi=float(pair[1]),
-        clipped_frac=float(cost.clipped / finite),
-        sqnr_db=float(cost.sqnr_db),
-        inlier_sqnr_db=float(cost.inlier_sqnr_db),
+        lo=float(pair[0].min()),
+        hi=float(pair[1].max()),
+        clipped_frac=float(cost.clipped.nansum() / finite.sum()),
+        sqnr_db=sqnr,
+        inlier_sqnr_db=inlier_sqnr,
     )
 
 
-def _width(found: MethodRange, symmetric: bool) -> float:
-    """Returns how long the interval is that the grid spans: about 0 or up to it."""
-    if symmetric:
-        return 2.0 * max(abs(found.lo), abs(found.hi))
-    return max(found.hi, 0.0) - min(found.lo, 0.0)
+def _bits_wasted(own: Bundle, pair: tuple[Tensor, Tensor], symmetric: bool) -> float:
+    """Returns log2 of the range over the 99.9 % span: the mean over groups, each its own.
 
-
-def _log2(width: float, span: float) -> float:
-    """Returns log2(width / span); inf for a span of one value, NaN where nothing was seen."""
-    if math.isnan(width) or math.isnan(span):
+    Inf where a span is one value; NaN where nothing was seen.
+    """
+    lo, hi = (x.double() for x in pair)
+    if symmetric:  # the grid spans as much on either side of 0
+        width = 2.0 * torch.maximum(lo.abs(), hi.abs())
+    else:
+        width = hi.clamp_min(0.0) - lo.clamp_max(0.0)
+    low, high = (x.double() for x in _span(own))
+    bits = torch.log2(width / (high - low))
+    known = bits[~bits.isnan() | (width == 0)]
+    if not len(known):
         return math.nan
-    return math.log2(width / span) if span > 0.0 and width > 0.0 else math.inf
+    return float(known.nan_to_num(nan=math.inf, posinf=math.inf).mean())
 
 
 def _largest(bundle: Bundle) -> float:

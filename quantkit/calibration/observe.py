@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -102,13 +102,15 @@ def observe(
         require_seen(_attachment(whole), allow_unseen)
         _require_points(whole, points, loaded)
         finish(whole)
+        work.is_written = True
 
     try:
         whole = work.run()
         processes.at_first(lambda: finish_whole(whole))
     except BaseException:  # Ctrl-C, a peer that was lost: what was seen is kept
-        if kept is not None and work.recording.batches:
-            kept.save(work.recording)
+        if kept is not None and work.recording.batches and not work.is_written:
+            with suppress(InputError):  # a full disk must not hide what happened
+                kept.save(work.recording)
         raise
     return whole
 
@@ -174,6 +176,7 @@ class _Pass:
     progress: Progress
     recording: Recording = field(default_factory=Recording)
     whole: Recording | None = None
+    is_written: bool = False
 
     def run(self) -> Recording | None:
         """Returns the recording of all processes at the first one, None at the others."""

@@ -6,19 +6,15 @@ which was interrupted (`observations.part-RANK-of-COUNT.safetensors`) to go on w
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from quantkit.calibration.observation import Observation
+from quantkit.calibration.tensor_file import read_tensors, write_tensors
 from quantkit.errors import InputError
 
 OBSERVATIONS_FILE: Final = "observations.safetensors"
@@ -99,7 +95,7 @@ def save(path: Path, recording: Recording, identity: dict[str, Any]) -> None:
         if number == len(kinds):
             kinds.append([observation.point, observation.granularity])
             state = observation.state()
-            tensors |= {f"{number}|{key}": x.contiguous().clone() for key, x in state.items()}
+            tensors |= {f"{number}|{key}": x for key, x in state.items()}
     for index, point in enumerate(recording.checkpoints):
         for name, (lo, hi) in point.ranges.items():
             tensors[f"checkpoint {index}|{name}"] = torch.stack([lo, hi])
@@ -114,22 +110,7 @@ def save(path: Path, recording: Recording, identity: dict[str, Any]) -> None:
         "notes": recording.notes,
         "checkpoints": [point.samples for point in recording.checkpoints],
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata={"quantkit": json.dumps(plain)})
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except (SafetensorError, OSError) as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error}.") from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_tensors(path, tensors, plain)
 
 
 def load(path: Path) -> tuple[Recording, dict[str, Any]]:
@@ -140,20 +121,7 @@ def load(path: Path) -> tuple[Recording, dict[str, Any]]:
     """
     if not path.is_file():
         raise InputError(f"no such file: {path}; expected the observations of a calibration.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            plain = json.loads((file.metadata() or {}).get("quantkit", "null"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}): calibrate again, or remove the file."
-        ) from error
-    if not isinstance(plain, dict) or plain.get("schema") != OBSERVATIONS_SCHEMA:
-        found = plain.get("schema") if isinstance(plain, dict) else None
-        raise InputError(
-            f"{path}: expected schema {OBSERVATIONS_SCHEMA}, got {found or 'an older file'}: "
-            "calibrate again."
-        )
+    tensors, plain = read_tensors(path, OBSERVATIONS_SCHEMA, "calibrate again, or remove the file")
     return _recording(plain, tensors), plain["identity"]
 
 

@@ -38,14 +38,17 @@ def checkpoints_before(samples: int, batch_size: int) -> list[int]:
 
 
 def checkpoints_until(samples: int, batch_size: int) -> list[int]:
-    """Returns the batches after which to look where one may stop early: 16 samples and 4/3 on."""
+    """Returns the batches after which to look where one may stop early: 16 samples and 4/3 on.
+
+    The last is the end of the data; the one before it leaves it a quarter of the samples at least.
+    """
     last = math.ceil(samples / batch_size)
-    found = {last}
+    found = set()
     count = 2.0 * FEWEST
     while count < samples:
         found.add(math.ceil(count / batch_size))
         count *= _GROWTH
-    return sorted(found)
+    return sorted({stop for stop in found if stop <= last / _GROWTH} | {last})
 
 
 def moved(before: Checkpoint, after: Checkpoint) -> dict[str, float]:

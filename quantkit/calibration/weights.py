@@ -5,20 +5,16 @@ They need no data: a range is judged on the weight itself (`numerics/weight_rang
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from quantkit.calibration.tensor_file import read_tensors, write_tensors
 from quantkit.errors import InputError
 from quantkit.models import sha256_of
 from quantkit.numerics.affine import check_range
@@ -74,8 +70,9 @@ class WeightRanges:
         if self.plan.method.depends_on_bits and self.plan.bits != bits:
             raise InputError(
                 f"the ranges of weights were chosen by {self.plan.method} for {self.plan.bits} "
-                f"bits, and are asked for {bits}: choose them again with calibrate --from RUN "
-                f"--weights {_words(self.plan.granularity)} --weight-bits {bits} (no forward pass)."
+                f"bits, and are asked for {bits}: choose again, without a forward pass, by "
+                f"calibrate --from RUN --weights {_words(self.plan.granularity)} --weight-method "
+                f"{self.plan.method} --weight-bits {bits} (and what else the run was given)."
             )
 
     def scale(self, module: str, shape: torch.Size, bits: int) -> Tensor:
@@ -170,20 +167,7 @@ def save_weight_ranges(path: Path, found: WeightRanges) -> str:
         "granularity": "channel" if found.group_size is None else "group",
         "group_size": found.group_size,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
-    os.close(handle)
-    try:
-        tensors = {name: x.contiguous() for name, x in found.absmax.items()}
-        save_file(tensors, temporary, metadata={"quantkit": json.dumps(plain)})
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_tensors(path, found.absmax, plain)
     return sha256_of(path)
 
 
@@ -196,24 +180,16 @@ def load_weight_ranges(path: Path, sha256: str) -> WeightRanges:
     Raises:
         InputError: no such file, another one than that, or one that cannot be read.
     """
-    again = "calibrate again with --weights."
+    again = "calibrate again with --weights"
     if not path.is_file():
-        raise InputError(f"no such file: {path}; its ranges.json names ranges of weights: {again}")
+        raise InputError(f"no such file: {path}; its ranges.json names ranges of weights: {again}.")
     found = sha256_of(path)
     if found != sha256:
         raise InputError(
             f"{path} is not the file that its ranges.json names (sha256 {found[:10]}, expected "
-            f"{sha256[:10]}): put it back, or {again}"
+            f"{sha256[:10]}): put it back, or {again}."
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            plain = json.loads((file.metadata() or {}).get("quantkit", "null"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read ({error}): {again}") from error
-    schema = plain.get("schema") if isinstance(plain, dict) else None
-    if schema != WEIGHTS_SCHEMA:
-        raise InputError(f"{path}: expected schema {WEIGHTS_SCHEMA}, got {schema}: {again}")
+    tensors, plain = read_tensors(path, WEIGHTS_SCHEMA, again)
     return WeightRanges(plan=_plan(plain), absmax=tensors)
 
 

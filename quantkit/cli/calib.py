@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from quantkit.cli.group import OneLineErrors
 from quantkit.errors import InputError
-from quantkit.reporting.text import Table, number, plain_table, printable, size
+from quantkit.reporting.text import Table, plain_table, printable, size
 
-if TYPE_CHECKING:
-    from quantkit.calib_sets.check import SetInfo
-    from quantkit.calib_sets.find import NamedSet
-
-_FILES_SHOWN: Final = 5
 _WIDTH: Final = 100
 
 calib_app = typer.Typer(
@@ -58,6 +53,7 @@ def ls() -> None:
       quantkit calib ls
     """
     from quantkit.calib_sets.find import all_sets, broken_sets
+    from quantkit.calib_sets.preview import samples_text
 
     rows = [
         (
@@ -65,7 +61,7 @@ def ls() -> None:
             found.manifest.kind,
             found.manifest.licence,
             found.where,
-            _samples(found),
+            samples_text(found.manifest),
             size(found.manifest.bytes) if found.manifest.bytes else "",
         )
         for found in sorted(all_sets(), key=lambda found: found.name)
@@ -95,14 +91,14 @@ def show(
     """
     from quantkit.calib_sets.check import verified
     from quantkit.calib_sets.find import named_set
-    from quantkit.calib_sets.preview import preview
+    from quantkit.calib_sets.preview import described, preview
 
     found = named_set(name)
     content, info = verified(found)
     table = Table(
         title=f"Calibration set {found.name}",
         columns=("field", "value"),
-        rows=tuple(_fields(found, info)),
+        rows=tuple(described(found, info)),
         text_columns=2,
     )
     typer.echo(plain_table(table), nl=False)
@@ -191,6 +187,7 @@ def make(
     """
     from quantkit.calib_sets.find import named_set
     from quantkit.calib_sets.make import SetRequest, make_set
+    from quantkit.calib_sets.preview import samples_text
 
     request = SetRequest(
         name=name,
@@ -206,8 +203,8 @@ def make(
         vocab_size=vocab_size,
     )
     folder = make_set(request)
-    found = named_set(str(folder))
-    typer.echo(f"{folder}: {found.manifest.kind}, {_samples(found)} samples")
+    made = named_set(str(folder)).manifest
+    typer.echo(f"{folder}: {made.kind}, {samples_text(made)} samples")
 
 
 @calib_app.command()
@@ -228,48 +225,11 @@ def verify(
       quantkit calib verify mine photos
       quantkit calib verify --all
     """
-    from quantkit.calib_sets.check import verified
-    from quantkit.calib_sets.find import all_sets, broken_sets, named_set
+    from quantkit.calib_sets import verify_sets
 
     if bool(names) == every:
         raise InputError("name one or more sets, or give --all.")
-    wrong = list(broken_sets().values()) if every else []
-    for found in all_sets() if every else [named_set(name) for name in names or []]:
-        try:
-            _, info = verified(found)
-        except InputError as error:
-            wrong.append(str(error))
-            continue
+    for found, info in verify_sets(names or ()):
         typer.echo(f"ok  {found.name}  sha256 {info.sha256[:10]}  ({found.where})")
         for warning in info.warnings:
             typer.echo(f"warning: {printable(warning)}", err=True)
-    if wrong:
-        raise InputError(" ".join(wrong))
-
-
-def _samples(found: NamedSet) -> str:
-    return number(found.manifest.samples) if found.manifest.samples else "no end"
-
-
-def _fields(found: NamedSet, info: SetInfo) -> list[tuple[str, str]]:
-    manifest = found.manifest
-    rows = [
-        ("where", found.where),
-        ("kind", manifest.kind),
-        ("source", str(manifest.source)),
-        ("copied from", manifest.copied_from),
-        ("licence", manifest.licence),
-        ("cut", manifest.cut),
-        ("samples", _samples(found) + (f", drawn by seed {manifest.seed}" * manifest.drawn)),
-        ("size", size(manifest.bytes) if manifest.bytes else ""),
-        ("sha256", info.sha256),
-        ("tokenizer sha256", manifest.tokenizer_sha256),
-        ("vocabulary", number(manifest.vocab_size) if manifest.vocab_size else ""),
-    ]
-    rows += [(f"sha256 on Python {version}", digest) for version, digest in manifest.python.items()]
-    files = list(manifest.files.items())
-    rows += [(name, digest) for name, digest in files[:_FILES_SHOWN]]
-    if len(files) > _FILES_SHOWN:
-        rows.append(("more files", number(len(files) - _FILES_SHOWN)))
-    rows += [("warning", warning) for warning in info.warnings]
-    return [(field, value) for field, value in rows if value]

@@ -187,9 +187,9 @@ def calibrate(
       quantkit calibrate smollm2 --calib pydoc
       quantkit calibrate ./my-model --calib corpus.txt --method mse --bits 8,4
       quantkit calibrate ./my-model --until-stable 1%
-      quantkit calibrate --from reports/calibrate-my-model-0123456789 --method two-sided-percentile
+      quantkit calibrate --from reports/calibrate-my-model-0123456789 --method mse
       quantkit calibrate smollm2 --smooth auto --out reports/smooth
-      quantkit calibrate smollm2 --weights channel --weight-bits 4
+      quantkit calibrate smollm2 --weights group:64 --weight-bits 4
     """
     job = CalibrateJob(
         model=model,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
 from quantkit.errors import InputError
-from quantkit.jobs.checks import check_choice, check_common, check_cpu, check_positive
+from quantkit.jobs.checks import (
+    check_choice,
+    check_common,
+    check_cpu,
+    check_positive,
+    check_unread,
+)
 from quantkit.jobs.choices import (
     CALIBRATION_POINTS,
+    DEFAULT_CALIBRATION_POINTS,
     DEFAULT_SAMPLES,
     DEFAULT_SYMMETRIC,
     DEFAULT_WEIGHT_BITS,
@@ -113,36 +119,27 @@ class CalibrateJob:
             )
         self._check_points_are_used()
         if self.from_run is not None:
-            self._check_nothing_is_observed()
+            check_unread(self, _OF_A_PASS, "--from RUN, which observes nothing")
         check_weights(self.weights, self.weight_method, self.weight_bits)
         if self.smooth is not None:
             check_smooth(self.smooth, self.points)
 
     def _check_points_are_used(self) -> None:
         """Raises InputError for a method or grid of a point that gets no range."""
-        if self.points is None:
-            return
+        if self.from_run is not None:
+            return  # the run knows its points
+        ranged = self.points or DEFAULT_CALIBRATION_POINTS
         methods = parse_methods(self.method, CALIBRATION_POINTS)
         asked = {"method": tuple(methods.by_point)}
         if self.symmetric != DEFAULT_SYMMETRIC:
             asked["symmetric"] = self.symmetric
         for option, points in asked.items():
             for point in points:
-                if point not in self.points:
+                if point not in ranged:
                     raise InputError(
                         f"--{option} names {point}, which is not among the points: add it to "
                         "--points, or leave it out."
                     )
-
-    def _check_nothing_is_observed(self) -> None:
-        """Raises InputError for options of a pass, which choosing again does not make."""
-        for field in dataclasses.fields(self):
-            if field.name in _OF_A_PASS and getattr(self, field.name) != field.default:
-                option = field.name.replace("_", "-")
-                raise InputError(
-                    f"--{option} is about what is observed, and --from RUN observes nothing: leave "
-                    f"--{option} out, or calibrate MODEL again."
-                )
 
     @property
     def most_samples(self) -> int:

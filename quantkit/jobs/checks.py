@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from quantkit.errors import InputError, suggest
 from quantkit.jobs.choices import BOS, DTYPES
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
@@ -49,3 +52,11 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         hint = suggest(str(value), map(str, choices))
         raise InputError(f"--{name} does not take {value!r}.{hint}")
+
+
+def check_unread(job: Any, names: tuple[str, ...], given: str) -> None:
+    """Raises InputError for options that say nothing beside another one that is given."""
+    for field in dataclasses.fields(job):
+        if field.name in names and getattr(job, field.name) != field.default:
+            option = field.name.replace("_", "-")
+            raise InputError(f"--{option} is not read with {given}: leave --{option} out.")

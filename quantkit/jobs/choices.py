@@ -27,7 +27,7 @@ RANGE_GRANULARITIES: Final = ("head", "tensor")
 GUARDS: Final = ("unseen", "nonfinite", "mask", "zero", "constant")
 UNTIL_STABLE_SAMPLES: Final = 1024
 """The most samples that --until-stable takes where --samples says nothing."""
-DEFAULT_WEIGHT_METHOD: Final = "mse"
+DEFAULT_WEIGHT_METHOD: Final = "minmax"
 DEFAULT_WEIGHT_BITS: Final = 8
 STATS_POINTS: Final = (
     "attention_logit",

@@ -6,7 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from quantkit.errors import InputError
-from quantkit.jobs.checks import check_choice, check_common, check_cpu, check_positive
+from quantkit.jobs.checks import (
+    check_choice,
+    check_common,
+    check_cpu,
+    check_positive,
+    check_unread,
+)
 from quantkit.jobs.choices import ATTENTION_BITS, DEFAULT_TEXT, OPSETS
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
 
@@ -52,6 +58,8 @@ class ExportJob:
         check_positive("eval-samples", self.eval_samples)
         check_choice("opset", self.opset, OPSETS)
         check_choice("attention-bits", self.attention_bits, ATTENTION_BITS)
+        if self.ranges is not None:
+            check_unread(self, ("calib", "samples", "bos"), "--ranges RUN")
         check_export(self.full_recipe, self.dtype, self.seq_len)
 
     @property

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantkit.errors import InputError
-from quantkit.jobs.checks import check_common, check_cpu, check_grid, check_models, check_positive
+from quantkit.jobs.checks import (
+    check_common,
+    check_cpu,
+    check_grid,
+    check_models,
+    check_positive,
+    check_unread,
+)
 from quantkit.jobs.choices import DEFAULT_TEXT
 from quantkit.recipe import Recipe
 
@@ -64,5 +71,7 @@ class SweepJob:
                 "--ranges are read by the recipes of --quantize, and none is given: add e.g. "
                 "--quantize w8a8 or --quantize logits8:head:static."
             )
+        if self.ranges is not None:
+            check_unread(self, ("calib", "calib_samples", "bos"), "--ranges RUN")
         if self.ranges is not None and len(self.models) > 1:
             raise InputError("--ranges are of one model: sweep the models one by one.")

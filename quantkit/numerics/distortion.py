@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from quantkit.numerics.observers.bundle import Bundle
 from quantkit.numerics.qtypes import QType
 
 _CHUNK = 1 << 17  # candidates x cells at a time: a temporary is 1 MiB and stays in the cache
-_INLIERS = (0.0005, 0.9995)  # the 99.9 % span
+INLIERS: Final = (0.0005, 0.9995)
+"""Quantiles between which the 99.9 % span lies."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,6 +151,8 @@ class Distortion:
     interval (widened to hold 0). `sqnr_db`: 10 log10(sum x^2 / sum (x - fq(x))^2), and
     `inlier_sqnr_db` of the elements within the 99.9 % span alone; inf where there is no error.
 
+    `noise`, `power`: sum (x - fq(x))^2 and sum x^2; `inlier_noise`, `inlier_power`: of the inliers.
+
     Where the bins hold a sample of the elements, the figures are that sample's, and `clipped` is
     scaled up to all.
     """
@@ -159,20 +163,35 @@ class Distortion:
     clipped: Tensor
     sqnr_db: Tensor
     inlier_sqnr_db: Tensor
+    noise: Tensor
+    power: Tensor
+    inlier_noise: Tensor
+    inlier_power: Tensor
+
+    def pooled(self) -> tuple[float, float]:
+        """Returns the SQNR and the inlier SQNR of all groups together, in decibels.
+
+        NaN where no group has an element. An inlier is one of its group's own 99.9 % span.
+        """
+        sums = (self.power, self.noise, self.inlier_power, self.inlier_noise)
+        if all(bool(x.isnan().all()) for x in sums):
+            return float("nan"), float("nan")
+        power, noise, inlier_power, inlier_noise = (float(x.nansum()) for x in sums)
+        return _decibels(power, noise), _decibels(inlier_power, inlier_noise)
 
 
 def distortion(seen: Bundle, lo: Tensor, hi: Tensor, bits: int, *, symmetric: bool) -> Distortion:
     """Returns what the intervals [lo, hi], each [groups], cost the elements that were seen."""
     rows = []
     power = (seen.moments.m2 + seen.moments.count * seen.moments.mean**2).tolist()
-    spans = (seen.histogram.quantile(q).tolist() for q in _INLIERS)
+    spans = (seen.histogram.quantile(q).tolist() for q in INLIERS)
     every = (seen.minmax.count - seen.minmax.nan_count - seen.minmax.inf_count).tolist()
     ends = zip(lo.tolist(), hi.tolist(), *spans, power, every, strict=True)
     for cells, (low, high, span_lo, span_hi, signal, count) in zip(
         cells_of(seen), ends, strict=True
     ):
         if not cells.total or not np.isfinite([low, high]).all():
-            rows.append([np.nan] * 6)
+            rows.append([np.nan] * 10)
             continue
         grid = grids_of(np.array([low]), np.array([high]), bits, symmetric=symmetric)
         noise = float(squared_error(cells, grid)[0])
@@ -186,6 +205,7 @@ def distortion(seen: Bundle, lo: Tensor, hi: Tensor, bits: int, *, symmetric: bo
             low = -high
         outside = _outside(cells, min(low, 0.0), max(high, 0.0))
         inliers = _within(cells, span_lo, span_hi)
+        inlier_noise, inlier_power = float(squared_error(inliers, grid)[0]), _power(inliers)
         rows.append(
             [
                 noise / cells.total,
@@ -193,10 +213,14 @@ def distortion(seen: Bundle, lo: Tensor, hi: Tensor, bits: int, *, symmetric: bo
                 float(most),
                 outside * count / cells.total,
                 _decibels(signal, noise),
-                _decibels(_power(inliers), float(squared_error(inliers, grid)[0])),
+                _decibels(inlier_power, inlier_noise),
+                noise,
+                signal,
+                inlier_noise,
+                inlier_power,
             ]
         )
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
+    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 10)
     return Distortion(
         mse=table[:, 0],
         mse_low=table[:, 1],
@@ -204,6 +228,10 @@ def distortion(seen: Bundle, lo: Tensor, hi: Tensor, bits: int, *, symmetric: bo
         clipped=table[:, 3],
         sqnr_db=table[:, 4],
         inlier_sqnr_db=table[:, 5],
+        noise=table[:, 6],
+        power=table[:, 7],
+        inlier_noise=table[:, 8],
+        inlier_power=table[:, 9],
     )
 
 

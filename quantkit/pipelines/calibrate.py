@@ -28,7 +28,13 @@ from quantkit.calibration import (
 )
 from quantkit.calibration import load as load_observations
 from quantkit.errors import InputError
-from quantkit.jobs import CALIBRATION_POINTS, DEFAULT_CALIBRATION_POINTS, CalibrateJob
+from quantkit.jobs import (
+    CALIBRATION_POINTS,
+    DEFAULT_CALIBRATION_POINTS,
+    DEFAULT_SYMMETRIC,
+    DEFAULT_WEIGHT_BITS,
+    CalibrateJob,
+)
 from quantkit.models import LoadedModel, attention_modules, holds_fused_experts, load, prepare
 from quantkit.numerics.affine import RangeError
 from quantkit.numerics.methods import MovingAverageRange, parse_methods
@@ -147,10 +153,20 @@ def calibrate(
     if points is None:
         attends = bool(attention_modules(loaded.model))
         points = [p for p in DEFAULT_CALIBRATION_POINTS if attends or p != "attention_logit"]
+    averaging_constant = _averaging_constant(plan)
     smoothing: dict[str, Smoothing] = {}
     if smooth:
-        smoothing = smoothing_of(loaded, data, folder, plan, alpha, batch_size, processes, progress)
-    averaging_constant = _averaging_constant(plan)
+        smoothing = smoothing_of(
+            loaded,
+            data,
+            folder,
+            plan,
+            alpha,
+            DEFAULT_WEIGHT_BITS if weights is None else weights.bits,
+            batch_size,
+            processes,
+            progress,
+        )
     origin = Origin(
         model=loaded.info(),
         data=data.info(batch_size),
@@ -160,9 +176,10 @@ def calibrate(
         smoothing=smoothing,
         until_stable=until_stable,
         allow_unseen=list(allow_unseen),
+        warnings=left_out(loaded, points),
     )
     path = folder / OBSERVATIONS_FILE
-    kept: list[tuple[Recording, Origin, DataSlice]] = []  # at the first process
+    kept: list[tuple[Recording, Origin]] = []  # at the first process
 
     def is_done() -> bool:
         found = finished(path, origin)
@@ -172,8 +189,10 @@ def calibrate(
 
     def keep(recording: Recording) -> Origin:
         used = data.first(recording.samples) if recording.samples < data.sequences else data
-        own = replace(origin, data=used.info(batch_size))
-        kept.append((recording, own, used))
+        few = sample_count_warning(used)
+        warnings = [*origin.warnings, *([few] if few else [])]
+        own = replace(origin, data=used.info(batch_size), warnings=warnings)
+        kept.append((recording, own))
         return own
 
     def finish(recording: Recording) -> None:
@@ -201,14 +220,13 @@ def calibrate(
             )
 
     def write() -> Ranges:
-        recording, own, used = kept[0]
-        more = [sample_count_warning(used), *left_out(loaded, points)]
+        recording, own = kept[0]
         return _write(
             folder,
             recording,
             own,
             plan,
-            [warning for warning in more if warning],
+            [],
             lambda: fix_weights(loaded, folder, weights, own, progress),
             progress,
         )
@@ -254,6 +272,12 @@ def _choose_again(
                     f"{path} holds moving averages with constant {known:g}, asked for "
                     f"{method.averaging_constant:g}: calibrate MODEL with --method {method}."
                 )
+    for point in (*plan.methods.by_point, *plan.symmetric):
+        if point not in origin.points and point not in DEFAULT_SYMMETRIC:
+            raise InputError(
+                f"{path} holds nothing of {point}, which --method or --symmetric names: it holds "
+                f"{', '.join(origin.points)}."
+            )
     if origin.plan != PlanWords.of(plan):
         recording.checkpoints = []  # of other ranges than these
         warnings.append(
@@ -293,15 +317,15 @@ def _write(
         ) from error
     info = fix()
     more = weights_warning(info)
-    said = [*warnings, *recording.notes, *([more] if more else [])]
+    said = [*warnings, *origin.warnings, *recording.notes, *([more] if more else [])]
     for method in plan.methods.methods:
         if method.is_order_dependent:
             said.append(f"{method} depends on the order of the samples")
-    target = origin.until_stable
+    target = origin.until_stable if recording.checkpoints else None
     if target is not None and not is_stable(recording.checkpoints, target):
         said.append(
-            f"after {recording.samples:,} samples, all that there were, ranges still moved by more "
-            f"than {100 * target:g} %"
+            f"after {recording.samples:,} samples, the most that were asked for or there, ranges "
+            f"still moved by more than {100 * target:g} %"
         )
     calibration = Calibration(
         model=origin.model,
@@ -324,7 +348,7 @@ def _write(
         stability=calibration.stability,
         allowed=[*plan.allowed, *origin.allow_unseen],
         warnings=said,
-        until_stable_frac=origin.until_stable,
+        until_stable_frac=target,
         weights=info,
     )
     write_json(folder / "calibration.json", calibration)

@@ -14,13 +14,21 @@ from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.calibrate import calibrate
-from quantkit.pipelines.held_out import HeldOut, held_out, kept_in_float, read_ranges, require_own
+from quantkit.pipelines.held_out import (
+    HeldOut,
+    held_out,
+    kept_in_float,
+    read_ranges,
+    require_own,
+    require_unchanged,
+)
 from quantkit.pipelines.inputs import load_decoder, same_source
 from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.quantization import require_ranges
 from quantkit.results import Export, Ranges, read_json, write_json
+from quantkit.sweeps import digest_of
 
 
 def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
@@ -30,10 +38,14 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
         GateError: parity outside the gates; the files stay, as evidence.
     """
     with running("export", job) as run:
+        keep = kept_in_float(job.keep)
+        if run.finished and job.ranges is not None:
+            path = run.folder / "export.json"
+            now = digest_of(read_ranges(job.ranges), keep)
+            require_unchanged(path, read_json(path, Export).ranges_sha256, now)
         if not run.finished:
             loaded = load_decoder(job.model, job)
             ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
-            keep = kept_in_float(job.keep)
             weights = None if job.ranges is None else read_weights(job.ranges, ranges)
             export_into(
                 loaded, held, ranges, run.folder, job, progress, keep=keep, weight_ranges=weights
@@ -136,7 +148,9 @@ def export_into(
         weight_ranges=weight_ranges,
         progress=progress,
     )
-    exported = replace(exported, data=held.noted(exported.data))
+    exported = replace(
+        exported, data=held.noted(exported.data), ranges_sha256=digest_of(ranges, keep)
+    )
     write_json(path, exported)
     return exported
 

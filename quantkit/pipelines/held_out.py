@@ -58,11 +58,20 @@ def require_own(ranges: Ranges, run: str, loaded: LoadedModel) -> None:
         )
 
 
+def require_unchanged(path: Path, then: str, now: str) -> None:
+    """Raises InputError where a finished result was made from other ranges than there are now."""
+    if then != now:
+        raise InputError(
+            f"{path} was made from other ranges, or with other tensors kept in float, than those "
+            "that are there now: name another --out, or --force."
+        )
+
+
 def kept_in_float(words: tuple[str, ...]) -> tuple[str, ...]:
     """Returns names of quantizers; what names a run stands for what its `sensitivity.json` keeps.
 
     Raises:
-        InputError: a folder without one.
+        InputError: a folder without one, or one that suggests nothing.
     """
     names: list[str] = []
     for word in words:
@@ -70,7 +79,14 @@ def kept_in_float(words: tuple[str, ...]) -> tuple[str, ...]:
         if path.is_dir():
             path = path / "sensitivity.json"
         if path.suffix == ".json":
-            names += read_json(path, Sensitivity).keep
+            found = read_json(path, Sensitivity)
+            if not found.keep:
+                raise InputError(
+                    f"--keep {word} suggests nothing: no number of units leaves less than "
+                    f"{100 * found.target_frac:g} % of the error. Name quantizers yourself, or "
+                    "measure again with a larger --remaining."
+                )
+            names += found.keep
         else:
             names.append(word)
     return tuple(dict.fromkeys(names))

@@ -44,6 +44,7 @@ class Origin:
         plan: What the checkpoints were chosen by.
         smoothing: The migration under which they were made.
         allow_unseen: Patterns on modules that need not run.
+        warnings: One sentence each, e.g. that there were few samples.
     """
 
     model: ModelInfo
@@ -54,6 +55,7 @@ class Origin:
     smoothing: dict[str, Smoothing]
     until_stable: float | None
     allow_unseen: list[str]
+    warnings: list[str]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Origin:
             and (self.data.sequences == other.data.sequences or self.until_stable is not None)
             and (self.points, self.averaging_constant) == (other.points, other.averaging_constant)
             and (self.plan, self.smoothing) == (other.plan, other.smoothing)
+            and self.until_stable == other.until_stable
         )
 
 

@@ -42,6 +42,7 @@ def run_sensitivity(job: SensitivityJob, *, progress: Progress = silent) -> Path
             held.text,
             Recipe.parse(job.recipe),
             ranges,
+            ranges_run=job.ranges,
             weight_ranges=read_weights(job.ranges, ranges),
             batch_size=job.batch_size,
             store=run.folder / "cells",

@@ -33,13 +33,14 @@ def smoothing_of(
     folder: Path,
     plan: RangePlan,
     alpha: float | None,
+    weight_bits: int,
     batch_size: int,
     processes: Processes,
     progress: Progress,
 ) -> dict[str, Smoothing]:
     """Returns the migration that the folder holds already, else finds it and writes it there."""
     path = folder / SMOOTHING_FILE
-    asked = [alpha, plan.bits[0], plan.excludes_first]
+    asked = [alpha, plan.bits[0], weight_bits, plan.excludes_first]
 
     def known() -> dict[str, Smoothing] | None:
         if not path.is_file():
@@ -56,6 +57,7 @@ def smoothing_of(
         data,
         alpha=alpha,
         activation_bits=plan.bits[0],
+        weight_bits=weight_bits,
         batch_size=batch_size,
         without_first=plan.excludes_first,
         processes=processes,

@@ -10,13 +10,20 @@ from quantkit.calibration import WeightRanges
 from quantkit.jobs import SweepJob
 from quantkit.models import LoadedModel
 from quantkit.pipelines.headline import headline
-from quantkit.pipelines.held_out import HeldOut, held_out, kept_in_float, read_ranges, require_own
+from quantkit.pipelines.held_out import (
+    HeldOut,
+    held_out,
+    kept_in_float,
+    read_ranges,
+    require_own,
+    require_unchanged,
+)
 from quantkit.pipelines.inputs import load_decoder, require_names
 from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
-from quantkit.results import Ranges, Sweep, write_json
+from quantkit.results import Ranges, Sweep, read_json, write_json
 from quantkit.results.environment import environment
 from quantkit.sweeps import digest_of, logit_recipes, run_cells
 
@@ -24,12 +31,15 @@ from quantkit.sweeps import digest_of, logit_recipes, run_cells
 def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
     """Returns the folder with `sweep.json`; finished cells stand in `cells/`."""
     with running("sweep", job) as run:
-        if run.finished:
-            return run.folder
         ranges, weight_ranges = None, None
         if job.ranges is not None:
             ranges = read_ranges(job.ranges)
             weight_ranges = read_weights(job.ranges, ranges)
+        keep = kept_in_float(job.keep)
+        if run.finished:
+            path = run.folder / "sweep.json"
+            require_unchanged(path, read_json(path, Sweep).ranges_sha256, digest_of(ranges, keep))
+            return run.folder
         models = [load_decoder(name, job) for name in job.models]
         require_names(models)
         pairs: list[tuple[LoadedModel, TokenSlice]] = []
@@ -66,7 +76,7 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
             ],
             ranges=ranges,
             weight_ranges=weight_ranges,
-            keep=kept_in_float(job.keep),
+            keep=keep,
             held=held,
             batch_size=job.batch_size,
             seed=job.seed,

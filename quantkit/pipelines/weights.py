@@ -68,7 +68,7 @@ def weights_warning(info: WeightsInfo | None) -> str | None:
     return (
         f"ranges of weights by {info.method} are judged on the weights, not on what they multiply: "
         "a clipped weight that reads an outlier channel can cost more than all others gain; "
-        f"compare in a sweep with --weight-method {MinMaxRange.name}"
+        f"choose again by --from with --weight-method {MinMaxRange.name}, and sweep both"
     )
 
 

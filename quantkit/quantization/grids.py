@@ -47,7 +47,7 @@ def linear_input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> QP
         InputError: no range of that name, one that carries no grid, or one for another width.
     """
     name = f"linear_input/{module}"
-    lo, hi = _bounds(ranges, name, bits)
+    lo, hi = _bounds(ranges, name, bits, symmetric=False)
     if lo.numel() != 1:
         raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
     qtype = QType(bits=bits)
@@ -73,7 +73,7 @@ def static_logit_grid(
         scale = static_logit_scale(ranges, layer, map_, quant)
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
     else:
-        lo, hi = _bounds(ranges, f"attention_logit/{layer}/map {map_}", quant.bits)
+        lo, hi = _bounds(ranges, f"attention_logit/{layer}/map {map_}", quant.bits, symmetric=False)
         if quant.granularity == "tensor":
             lo, hi = lo.amin().reshape(1), hi.amax().reshape(1)
         scale, zero_point = affine_params(lo, hi, qtype)
@@ -88,20 +88,24 @@ def static_logit_scale(
     Raises:
         InputError: no range of that map, one that carries no grid, or one for another width.
     """
-    lo, hi = _bounds(ranges, f"attention_logit/{layer}/map {map_}", quant.bits)
+    lo, hi = _bounds(
+        ranges, f"attention_logit/{layer}/map {map_}", quant.bits, symmetric=quant.symmetric
+    )
     absmax = torch.maximum(lo.abs(), hi.abs())
     if quant.granularity == "tensor":
         absmax = absmax.amax().reshape(1)
     return symmetric_scale(absmax, QType(bits=quant.bits, narrow=True))
 
 
-def _bounds(ranges: Mapping[str, Range], name: str, bits: int) -> tuple[Tensor, Tensor]:
-    """Returns (lo, hi), float32 `[groups]`, of a range that was chosen for this width."""
+def _bounds(
+    ranges: Mapping[str, Range], name: str, bits: int, *, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns (lo, hi), float32 `[groups]`, of a range that was chosen for this grid."""
     if name not in ranges:
         raise InputError(
             f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first."
         )
-    interval = ranges[name].at(bits, name)
+    interval = ranges[name].at(bits, name, symmetric=symmetric)
     lo = torch.tensor(interval.lo, dtype=torch.float32).reshape(-1)
     hi = torch.tensor(interval.hi, dtype=torch.float32).reshape(-1)
     check_range(lo, hi, name)

@@ -17,8 +17,8 @@ CALIBRATION_DEFINITIONS: Final = (
     ),
     Definition(
         term="inlier SQNR",
-        meaning="The same over the elements inside the 99.9 % span alone, with the range of the "
-        "whole tensor: what ordinary values keep. Tensors are ranked by it.",
+        meaning="The same over the elements inside the 99.9 % span of the whole tensor alone, "
+        "under the same range: what ordinary values keep. Tensors are ranked by it.",
         formula="10 log10(sum x^2 / sum (x - fq(x))^2) over Q(0.0005) <= x <= Q(0.9995), dB",
         source="quantkit",
         unlike="SQNR counts the outliers too, which dominate both of its sums.",
@@ -54,7 +54,9 @@ CALIBRATION_DEFINITIONS: Final = (
     Definition(
         term="moving-average",
         meaning="Exponential average of each sample's extremes. It depends on the order of the "
-        "samples, and clips outliers that are rare. The number is c.",
+        "samples: of 128 the first keeps 0.99^127 = 28 % of the weight, and no other has more "
+        "than 1 %. Outliers in it stay in the range, those of one later sample are clipped. The "
+        "number is c.",
         formula="r <- (1 - c) r + c x, for min and for max; c = 0.01",
         source="Integer-Arithmetic-Only Inference, arXiv 1712.05877, section 3.1",
     ),
@@ -83,7 +85,8 @@ CALIBRATION_DEFINITIONS: Final = (
     Definition(
         term="mse",
         meaning="The range of a grid search whose squared rounding and clipping error is smallest; "
-        "minmax is among the candidates.",
+        "minmax is among the candidates. Another is taken only where it is not worse on what was "
+        "seen, proven from the bins or beyond six sigma.",
         formula="argmin sum (x - fq(x))^2",
         source="Post-training 4-bit Quantization, arXiv 1810.05723, section 2",
         unlike="Large values weigh most: to keep an outlier it may round all inliers to zero.",

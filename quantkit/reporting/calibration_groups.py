@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from quantkit.reporting.collect import Run, labels
-from quantkit.results import Calibration, MethodRange, Ranges, TensorDiagnosis
+from quantkit.results import Calibration, MethodRange, Ranges, TensorDiagnosis, WeightsInfo
 
 WORST: Final = 20
-"""Tensors that a page draws and names of each calibration; the others are in a folded table."""
+"""Tensors or units that a page shows of each ranking; the others are in a folded table."""
 
 
 def calibrations(run: Run) -> list[tuple[str, Calibration]]:
@@ -62,6 +62,11 @@ def best_other(tensor: TensorDiagnosis) -> MethodRange | None:
         if found.method != tensor.chosen and not math.isnan(found.sqnr_db)
     ]
     return max(known, key=lambda found: found.sqnr_db, default=None)
+
+
+def weight_granularity(info: WeightsInfo) -> str:
+    """Returns what one range of weights is for, as --weights has it."""
+    return info.granularity if info.group_size is None else f"{info.granularity}:{info.group_size}"
 
 
 def methods(run: Run) -> list[str]:

@@ -9,12 +9,13 @@ from quantkit.reporting.calibration_groups import (
     best_other,
     calibrations,
     chosen,
+    lowest,
     median,
     ranges,
+    weight_granularity,
     worst_first,
 )
 from quantkit.reporting.collect import Run
-from quantkit.reporting.data_notes import overlaps
 from quantkit.reporting.outlier_tables import span_text
 from quantkit.reporting.text import decibels, number, small_share
 from quantkit.results import Calibration, DataInfo, Ranges, TensorDiagnosis
@@ -24,10 +25,10 @@ def notes(run: Run) -> tuple[str, ...]:
     """Returns what a page says above the tables on calibration."""
     found: list[str] = []
     for name, calibration in calibrations(run):
-        parts = (header(calibration), better_methods(calibration), first_token(calibration))
-        found += [f"{name}: {part}" for part in parts if part]
+        said = (header(calibration), better_methods(calibration), first_token(calibration))
+        found += [f"{name}: {part}" for part in said if part]
     for name, result in ranges(run):
-        parts = (until_stable(result), smoothing(result), waived(result))
+        parts = (until_stable(result), smoothing(result), weights(result), waived(result))
         found += [f"{name}: {part}" for part in parts if part]
     if run.ranges and not run.calibrations:
         found.append(
@@ -155,6 +156,21 @@ def smoothing(result: Ranges) -> str:
     )
 
 
+def weights(result: Ranges) -> str:
+    """Returns how the ranges of weights were chosen and what they gain, or "" without any."""
+    info = result.weights
+    if info is None:
+        return ""
+    figures = list(info.modules.values())
+    before = decibels(median(found.absmax_sqnr_db for found in figures))
+    after = decibels(median(found.sqnr_db for found in figures))
+    least = decibels(lowest(found.worst_channel_sqnr_db for found in figures))
+    return (
+        f"weights: {info.method} at {info.bits} bits by {weight_granularity(info)}; SQNR median "
+        f"{before} -> {after} dB (absmax -> chosen), worst channel {least} dB."
+    )
+
+
 def waived(result: Ranges) -> str:
     """Returns which guards were waived, and how many tensors failed them; or ""."""
     failed = Counter(guard for found in result.tensors.values() for guard in found.waived)
@@ -170,14 +186,13 @@ def waived(result: Ranges) -> str:
 
 def warnings(run: Run) -> list[str]:
     """Returns the warnings of calibrations, ranges and their data, each once."""
-    mine = Run(calibrations=run.calibrations, ranges=run.ranges)
     files: list[Calibration | Ranges] = [
-        *(found.result for found in mine.calibrations),
-        *(found.result for found in mine.ranges),
+        *(found.result for found in run.calibrations),
+        *(found.result for found in run.ranges),
     ]
     lines = [f"{result.model.name}: {line}" for result in files for line in result.warnings]
     lines += [line for result in files for line in result.data.warnings]
-    return list(dict.fromkeys([*lines, *overlaps(mine)]))
+    return list(dict.fromkeys(lines))
 
 
 def _count(count: int, thing: str) -> str:

@@ -222,7 +222,7 @@ def set_table(run: Run) -> Table:
         (
             name, data.source, data.named_set or NOT_AVAILABLE,
             data.set_sha256[:16] or NOT_AVAILABLE, data.licence or NOT_AVAILABLE,
-            number(data.sequences), number(data.tokens), number(data.shared_blocks),
+            number(data.sequences), number(data.tokens),
         )
         for name, result in _files(run)
         for data in [result.data]
@@ -231,11 +231,9 @@ def set_table(run: Run) -> Table:
         title="Calibration data",
         columns=(
             "model", "source", "named set", "sha256 of the set", "licence", "samples", "tokens",
-            "shared with evaluation",
         ),
         rows=tuple(dict.fromkeys(rows)),
         text_columns=5,
-        note="shared with evaluation: blocks that --allow-overlap let pass.",
     )  # fmt: skip
 
 

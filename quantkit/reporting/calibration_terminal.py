@@ -61,6 +61,7 @@ def calibration_text(run_folder: Path) -> str:
         for sentence in (
             calibration_notes.until_stable(result),
             calibration_notes.smoothing(result),
+            calibration_notes.weights(result),
             calibration_notes.waived(result),
         )
         if sentence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantkit.reporting.collect import Run, everything
-from quantkit.results import Calibration, Ranges, Sweep
+from quantkit.results import Sweep
 
 
 def overlaps(run: Run) -> list[str]:
@@ -15,9 +15,8 @@ def overlaps(run: Run) -> list[str]:
             continue
         models = result.models if isinstance(result, Sweep) else [result.model]
         names = ", ".join(model.name for model in models)
-        if isinstance(result, Calibration | Ranges):
-            what = f"{shared:,} calibration blocks are in the evaluation slice too"
-        else:
-            what = f"{shared:,} blocks that {found.place} was measured on are calibration's too"
-        lines.append(f"{names}: {what} (--allow-overlap): its figures look better than they are.")
+        lines.append(
+            f"{names}: {shared:,} blocks that {found.place} was measured on are calibration's too "
+            "(--allow-overlap): its figures look better than they are."
+        )
     return list(dict.fromkeys(lines))

@@ -28,6 +28,7 @@ from quantkit.reporting import (
     sensitivity_tables,
     sweep_charts,
     tables,
+    weight_tables,
 )
 from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
@@ -224,6 +225,7 @@ def _calibration(run: Run) -> Section:
             *calibration_tables.method_tables(run),
             *calibration_tables.other_tables(run),
             calibration_tables.smoothing_table(run),
+            *weight_tables.weight_tables(run),
             calibration_tables.waived_table(run),
         ),
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
+from quantkit.reporting.calibration_groups import WORST
 from quantkit.reporting.calibration_notes import samples
 from quantkit.reporting.collect import Run, labels
 from quantkit.reporting.text import Table, first_of, number, share, without
 from quantkit.results import KeptPoint, Sensitivity, UnitSensitivity
 
-WORST: Final = 20
-"""Units that a page shows of each ranking; the others are in a folded table."""
 _COLUMNS: Final = (
     "unit", "rank", "alone, KL", "+-", "all but it, KL", "removes", "+-", "quantizers", "point"
 )  # fmt: skip
@@ -74,10 +74,16 @@ def notes(run: Run) -> tuple[str, ...]:
         lines += [f"{name}: {part}." for part in (_measured(found), suggestion(found))]
         if found.keep:
             lines.append(
-                f"{name}: quantkit export --quantize {found.recipe} --keep RUN, with the folder of "
-                f"this run, leaves them in float: {first_of(found.keep)}."
+                f"{name}: {_command(found)}, with the folder of this run, leaves them in float: "
+                f"{first_of(found.keep)}."
             )
     return tuple(lines)
+
+
+def _command(found: Sensitivity) -> str:
+    """Returns the export that keeps what was found, on the ranges that it was found with."""
+    model, ranges = shlex.quote(found.model.source), shlex.quote(found.ranges)
+    return f"quantkit export {model} --ranges {ranges} --quantize {found.recipe} --keep RUN"
 
 
 def _measured(found: Sensitivity) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quantkit.reporting.calibration_groups import WORST
 from quantkit.reporting.collect import collect
 from quantkit.reporting.sensitivity_tables import suggestion, worst_first
 from quantkit.reporting.text import Table, number, plain_table, printable, share
 from quantkit.results import Sensitivity
 
 
-def sensitivity_text(run_folder: Path, top: int = 20) -> str:
+def sensitivity_text(run_folder: Path, top: int = WORST) -> str:
     """Returns the worst units, and how many of them to keep in float.
 
     "" where there is no `sensitivity.json`.

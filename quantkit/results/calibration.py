@@ -1,7 +1,8 @@
 """`calibration.json`: whether the ranges can be trusted, tensor by tensor.
 
 Everything a report draws about calibration: what each method would choose, what that clips and
-costs, and how the tensor is distributed. Figures are per tensor, its groups (heads) pooled.
+costs, and how the tensor is distributed. Figures are per tensor: where each head has a range of its
+own, the costs are those of all heads under their own ranges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class MethodRange:
 
     Attributes:
         method: E.g. `minmax`, `mse`.
-        lo, hi: The interval on the real line, of the whole tensor.
+        lo, hi: The interval on the real line; of several heads the outermost ends.
         clipped_frac: Share of the elements outside of it.
         sqnr_db: Signal to quantization noise of all elements, in decibels:
             10 log10(sum x^2 / sum (x - fq(x))^2). NaN where nothing was seen.
@@ -54,7 +55,8 @@ class TensorDiagnosis:
         bits, symmetric: The grid the methods are compared on.
         min, max, mean, std: Of all elements.
         span_lo, span_hi: The 99.9 % span: quantiles 0.0005 and 0.9995.
-        bits_wasted: log2 of the chosen range over the 99.9 % span: bits that only outliers use.
+        bits_wasted: log2 of the chosen range over the 99.9 % span: bits that only outliers use. The
+            mean over heads, each its own.
         chosen: The method in force; one of `methods`.
         methods: Every method, in the order in which they are explained.
         histogram: Of all elements, linear bins from min to max.

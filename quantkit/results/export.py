@@ -75,6 +75,7 @@ class Export:
         kept: Names of quantizers of the recipe that were left in float.
         smoothed: Migration strength (alpha) of each group of linear layers whose input's scales
             were moved into its weights.
+        ranges_sha256: Hash of the ranges, smoothing and kept quantizers that it was made from.
     """
 
     schema: str = EXPORT_SCHEMA
@@ -91,6 +92,7 @@ class Export:
     passed: bool
     kept: list[str] = field(default_factory=list)
     smoothed: dict[str, builtins.float] = field(default_factory=dict)
+    ranges_sha256: str = ""
 
     OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1", "quantkit.export/2")
     """Schemas that are read too; what they lack has its default."""

@@ -10,6 +10,8 @@ from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.weights import WeightsInfo
 
 RANGES_SCHEMA: Final = "quantkit.ranges/3"
+_LOOK_AT_SYMMETRY: Final = ("upper-percentile", "two-sided-percentile", "entropy", "mse")
+"""Methods that clip about 0 where the grid is symmetric; the others give what was observed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +49,28 @@ class Range:
     other_bits: dict[str, Interval] = field(default_factory=dict)
     waived: list[str] = field(default_factory=list)
 
-    def at(self, bits: int, name: str = "this tensor") -> Interval:
+    def at(
+        self, bits: int, name: str = "this tensor", *, symmetric: bool | None = None
+    ) -> Interval:
         """Returns the interval for a grid of that many bits.
 
+        Args:
+            symmetric: Whether the grid is the symmetric one; None: nobody cares.
+
         Raises:
-            InputError: the method looks at the width, and the range was chosen for others.
+            InputError: the method looks at the grid, and the range was chosen for another width, or
+                for the other symmetry.
         """
+        looks = self.method.partition(":")[0] in _LOOK_AT_SYMMETRY
+        if symmetric is not None and looks and symmetric != self.symmetric:
+            kinds = {True: "symmetric", False: "asymmetric"}
+            point = self.point if symmetric else "none"
+            raise InputError(
+                f"the range of {name!r} was chosen by {self.method} for the "
+                f"{kinds[self.symmetric]} grid, and is asked for the {kinds[symmetric]} one: "
+                "choose again, without a forward pass, by calibrate --from RUN --method "
+                f"{self.method} --symmetric {point} (and what else the run was given)."
+            )
         if self.bits is None or self.bits == bits:
             return Interval(lo=self.lo, hi=self.hi)
         if str(bits) in self.other_bits:

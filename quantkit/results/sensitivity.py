@@ -56,6 +56,7 @@ class Sensitivity:
     """The whole of `sensitivity.json`; `rows` has the worst first.
 
     Attributes:
+        ranges: The run that holds them, as given to --ranges.
         calibration: The data of the ranges; `method`: how these were chosen.
         recipe: Canonical name, see `quantkit.recipe`.
         group: What a unit is: `tensor`, `module` or `layer`.
@@ -69,6 +70,7 @@ class Sensitivity:
     schema: str = SENSITIVITY_SCHEMA
     model: ModelInfo
     data: DataInfo
+    ranges: str
     calibration: DataInfo
     method: str
     environment: dict[str, str]

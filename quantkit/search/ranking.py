@@ -27,11 +27,11 @@ from typing import Any, Final
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
 from quantkit.calibration import WeightRanges
-from quantkit.errors import InputError, ProbeError
+from quantkit.errors import ProbeError
 from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC
 from quantkit.models import LoadedModel
 from quantkit.progress import Progress, silent
-from quantkit.quantization import quantizer_names
+from quantkit.quantization import quantizer_names, require_ranges
 from quantkit.recipe import Recipe
 from quantkit.results import KeptPoint, Ranges, Sensitivity, UnitSensitivity, dumps
 from quantkit.results.environment import environment
@@ -40,7 +40,7 @@ from quantkit.search.cells import Cell, Cells
 from quantkit.search.divergence import Reference
 from quantkit.search.keep import fewest_kept
 from quantkit.search.rows import ALL, Sums, rows_of
-from quantkit.search.units import INPUT, LOGIT, Unit, units_of
+from quantkit.search.units import Unit, units_of
 
 KEEP: Final = "keep"
 
@@ -51,6 +51,7 @@ def sensitivity(
     recipe: Recipe,
     ranges: Ranges,
     *,
+    ranges_run: str,
     weight_ranges: WeightRanges | None = None,
     batch_size: int,
     store: Path,
@@ -65,6 +66,7 @@ def sensitivity(
     Args:
         text: Held out from the ranges' data; that is the caller's to see to.
         ranges: Of this model; where they smooth, the model is smoothed before it is quantized.
+        ranges_run: What they were read from, for the result.
         weight_ranges: Those that `ranges.weights` describes.
         store: Folder for what is measured, a line a batch and unit; what is there is not measured
             again.
@@ -73,11 +75,13 @@ def sensitivity(
         target_frac: What of the whole error may remain after keeping.
 
     Raises:
-        InputError: nothing to switch, or a range that is missing.
+        InputError: nothing to switch, or a range that is missing or of another width.
         ProbeError: an error that is not finite, by unit.
     """
+    require_ranges(loaded.model, recipe, ranges.tensors)
+    if weight_ranges is not None and recipe.weights is not None:
+        weight_ranges.require_width(recipe.weights)
     names = quantizer_names(loaded.model, recipe)
-    _require_ranges(names, recipe, ranges)
     units = units_of(loaded.model, names, recipe, group=group, weights=weights)
     bench = Bench.of(loaded, recipe, ranges, units, weight_ranges)
     cells = Cells(store, _key(loaded, text, recipe, ranges, batch_size, bench.switches_weights))
@@ -99,6 +103,7 @@ def sensitivity(
     return Sensitivity(
         model=loaded.info(),
         data=text.info(batch_size),
+        ranges=ranges_run,
         calibration=ranges.data,
         method=ranges.method,
         environment=environment(),
@@ -113,19 +118,6 @@ def sensitivity(
         keep=[n for row in rows[: enough[0].units] for n in row.quantizers] if enough else [],
         kept=kept,
     )
-
-
-def _require_ranges(names: Sequence[str], recipe: Recipe, ranges: Ranges) -> None:
-    """Raises InputError for the first quantizer without a range, before hours of work."""
-    needed = [INPUT] if recipe.activations is not None else []
-    if recipe.logits is not None and recipe.logits.range == "static":
-        needed.append(LOGIT)
-    lacking = [n for n in names if n.startswith(tuple(needed)) and n not in ranges.tensors]
-    if lacking:
-        raise InputError(
-            f"no range for {lacking[0]!r} and {len(lacking) - 1} others of {recipe}: calibrate "
-            "the model with these points first."
-        )
 
 
 def _key(

@@ -17,6 +17,7 @@ from quantkit.calib_sets.toml_text import toml_text
 from quantkit.errors import InputError
 
 HASH = "0123456789abcdef" * 4
+FILES = f'[files]\n"../a b.txt" = "{HASH}"\n"sub/é.txt" = "{HASH}"\n'
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT | st.lists(TEXT, max_size=4)
 TABLES = st.dictionaries(TEXT, st.dictionaries(TEXT, PLAIN, min_size=1, max_size=3), max_size=3)
@@ -74,7 +75,12 @@ def test_what_a_manifest_cannot_hold() -> None:
     [
         {},
         {"kind": "tokens", "vocab_size": 7, "tokenizer_sha256": HASH, "copied_from": "x.npz"},
-        {"python": {"3.11.7": HASH}, "files": {}, "drawn": False},
+        {
+            "python": {"3.11.7": HASH},
+            "files": {},
+            "drawn": False,
+            "source": Source(type="module", names=("ast",)),
+        },
     ],
 )
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -104,6 +110,8 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, changes: dict[str,
         ('name = "mine"', 'name = "other"', "field `name`: expected that of its folder, 'mine'"),
         ("seed = 3", "seed = ", "is not TOML"),
         ('type = "path"', 'type = "module"\nfield = "t"', "^((?!kind).)*$"),
+        (FILES, "", r"\[files\] is missing or empty: a path needs the sha256 of each of its files"),
+        (FILES, "[files]\n", r"\[files\] is missing or empty"),
     ],
 )
 def test_a_wrong_manifest_says_file_and_field(
@@ -127,6 +135,14 @@ def test_a_module_holds_no_images(tmp_path: Path) -> None:
     path = stored(tmp_path, manifest_text(manifest(kind="images", source=source)))
 
     with pytest.raises(InputError, match="field `kind`: a module holds text"):
+        read_manifest(path)
+
+
+def test_a_package_needs_its_files_too(tmp_path: Path) -> None:
+    source = Source(type="package", names=("p/q",))
+    path = stored(tmp_path, manifest_text(manifest(kind="images", source=source, files={})))
+
+    with pytest.raises(InputError, match=r"manifest.toml: \[files\] is missing.*a package needs"):
         read_manifest(path)
 
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTModel
 
-from quantkit.calib_sets import data_slice, text_slice
+from quantkit.calib_sets import data_slice, text_slice, verify_sets
 from quantkit.calib_sets.check import verified
 from quantkit.calib_sets.find import all_sets, find_set, named_set, set_names, shipped_folder
 from quantkit.calib_sets.make import SetRequest, make_set
@@ -101,6 +101,59 @@ def test_another_version_of_python_is_said_and_no_error(tokenizer: Any) -> None:
     assert "content of another version of Python" in warning
     assert "known: 3.99.0" in warning
     assert info.set_sha256 == hashlib.sha256(PYDOC.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("others", [{}, {"3.99.0": hashlib.sha256(PYDOC.encode()).hexdigest()}])
+def test_other_text_than_this_versions_own_is_said(others: dict[str, str]) -> None:
+    """Also where it is another version's: the library that runs was changed."""
+    version = platform.python_version()
+    changed("pydoc", python={version: "0" * 64, **others})
+
+    _, info = verified(named_set("pydoc"))
+
+    (warning,) = info.warnings
+    assert f"pydoc_data.topics: other text than {version} is known to carry (sha256 " in warning
+    assert "expected 0000000000): the standard library was changed" in warning
+
+
+def test_many_modules_are_named_by_the_first() -> None:
+    changed("stdlib-source", python={platform.python_version(): "0" * 64})
+
+    _, info = verified(named_set("stdlib-source"))
+
+    assert "bisect, calendar, configparser and 16 more: other text" in info.warnings[0]
+
+
+def test_a_hand_written_set_without_files_is_named(tokenizer: Any) -> None:
+    Path("a.txt").write_text("abcdefgh")
+    folder = make_set(SetRequest(name="mine", source="a.txt"))
+    path = folder / "manifest.toml"
+    path.write_text(path.read_text().partition("[files]")[0])
+
+    with pytest.raises(InputError, match=r"mine/manifest\.toml: \[files\] is missing"):
+        text_slice("mine", tokenizer, seq_len=4)
+    with pytest.raises(InputError, match=r"\[files\] is missing"):
+        named_set("mine")
+
+
+def test_sets_are_verified_one_by_one_and_what_is_wrong_comes_last() -> None:
+    for name in ("bad", "good", "worse"):
+        Path(f"{name}.txt").write_text(name)
+        make_set(SetRequest(name=name, source=f"{name}.txt"))
+    Path("bad.txt").write_text("other")
+    Path("calib/worse/manifest.toml").write_text("schema = ")
+
+    several = verify_sets(["bad", "good"])
+    found, info = next(several)
+
+    assert (found.name, info.sha256) == ("good", hashlib.sha256(b"good").hexdigest())
+    with pytest.raises(InputError, match=r"bad: \S*bad\.txt changed"):
+        next(several)
+    seen = []
+    with pytest.raises(InputError, match=r"worse\S* is not TOML.*bad\.txt changed"):
+        for found, _ in verify_sets():
+            seen.append(found.name)
+    assert seen == ["good", *SHIPPED]
 
 
 def test_a_generator_that_changed_is_an_error() -> None:

@@ -126,13 +126,22 @@ def test_an_empty_text(tmp_path: Path, tokenizer: Any, text: str) -> None:
 
 
 def test_a_text_shorter_than_a_block_says_the_numbers(text_file: str, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="27"):
-        text_slice(text_file, tokenizer, seq_len=27)
+    for skip in (0, 3):
+        with pytest.raises(
+            InputError, match=r"one block of 27 tokens\..*lower --seq-len\.$"
+        ) as error:
+            text_slice(text_file, tokenizer, seq_len=27, skip=skip)
+        assert "calibration" not in str(error.value)
 
 
 def test_a_text_that_ends_before_the_skipped_blocks_do(text_file: str, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="3"):
-        text_slice(text_file, tokenizer, seq_len=8, skip=3)
+    for skip in (3, 200):
+        with pytest.raises(InputError) as error:
+            text_slice(text_file, tokenizer, seq_len=8, skip=skip)
+        said = str(error.value)
+        assert f"one more block of 8 tokens after {skip}, got 3 in all" in said
+        assert "calibration used all of it: name another --eval, or calibrate on fewer" in said
+        assert "lower" not in said  # which cannot help
 
 
 def test_bytes_that_are_no_text(tmp_path: Path, tokenizer: Any) -> None:

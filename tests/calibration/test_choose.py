@@ -146,6 +146,22 @@ def test_each_point_has_its_method_and_every_width() -> None:
     assert logit.at(5).hi == logit.hi  # does not look at the width
 
 
+def test_a_range_chosen_for_one_grid_is_refused_on_the_other() -> None:
+    seen = {"attention_logit/0/map 1": observation(outliers(2), point="attention_logit")}
+    for method, looks in (("minmax", False), ("moving-average", False), ("mse", True)):
+        (chosen,) = choose_ranges(seen, plan(method)).values()
+        assert chosen.symmetric and chosen.at(8, symmetric=True) == chosen.at(8)
+        if looks:
+            said = "for the symmetric grid, and is asked for the asymmetric one.*--symmetric none"
+            with pytest.raises(InputError, match=said):
+                chosen.at(8, symmetric=False)
+        else:
+            assert chosen.at(8, symmetric=False) == chosen.at(8)
+    (other,) = choose_ranges(seen, plan("mse", symmetric=())).values()
+    with pytest.raises(InputError, match="--symmetric attention_logit"):
+        other.at(8, symmetric=True)
+
+
 def error(x: torch.Tensor, lo: Any, hi: Any, bits: int) -> float:
     scale, zero = affine_params(torch.tensor(lo), torch.tensor(hi), QType(bits=bits, signed=True))
     quantized = fake_quantize(x, scale, zero, QType(bits=bits, signed=True))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantkit.calibration import RangePlan
+from quantkit.calibration import RangePlan, choose_ranges
 from quantkit.calibration.diagnose import diagnose
 from quantkit.calibration.recording import Checkpoint
 from quantkit.jobs import CALIBRATION_POINTS
@@ -82,6 +82,46 @@ def test_costs_are_those_of_the_raw_data(point: str, bits: int) -> None:
     assert (found.min, found.max) == (-30.0, 80.0)
     assert found.mean == pytest.approx(raw.mean(dtype=np.float64), abs=1e-9)
     assert found.std == pytest.approx(raw.std(dtype=np.float64), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["minmax", "mse"])
+def test_heads_are_judged_under_their_own_ranges(method: str) -> None:
+    x = heavy(n=20_000).repeat(2, 1)
+    x[1] = heavy(seed=6, n=20_000)[0] * 0.01  # a head that the other's range would flatten
+    asked = plan(method, bits=(6,))
+    (found,) = diagnose({"attention_logit/0/map 1": observation(x, point="attention_logit")}, asked)
+    (coarse,) = diagnose(
+        {"attention_logit/0/map 1": observation(x, point="attention_logit")},
+        plan(method, bits=(6,), granularity="tensor"),
+    )
+    chosen = choose_ranges(
+        {"attention_logit/0/map 1": observation(x, point="attention_logit")}, asked
+    )["attention_logit/0/map 1"]
+    assert isinstance(chosen.lo, list) and isinstance(chosen.hi, list)
+    noise = power = 0.0
+    for raw, lo, hi in zip(x.numpy(), chosen.lo, chosen.hi, strict=True):
+        wide = raw.astype(np.float64)
+        noise += ((wide - quantized(raw, lo, hi, 6, True)) ** 2).sum()
+        power += (wide**2).sum()
+    mine = next(m for m in found.methods if m.method == method)
+    assert mine.sqnr_db == pytest.approx(10 * np.log10(power / noise), abs=0.15)
+    assert (mine.lo, mine.hi) == (min(chosen.lo), max(chosen.hi))
+    assert found.bits_wasted == pytest.approx(
+        np.mean([math.log2(w / s) for w, s in widths(x.numpy(), chosen)]), abs=0.03
+    )
+    alone = next(m for m in coarse.methods if m.method == method)
+    assert mine.inlier_sqnr_db > alone.inlier_sqnr_db - 0.2
+    assert coarse.bits_wasted != found.bits_wasted
+
+
+def widths(x: np.ndarray[Any, Any], chosen: Any) -> list[tuple[float, float]]:
+    """Of each head, what its symmetric grid spans, and its 99.9 % span."""
+    spans = np.quantile(x, [0.0005, 0.9995], axis=1, method="inverted_cdf")
+    ends = zip(chosen.lo, chosen.hi, strict=True)
+    return [
+        (2 * max(abs(lo), abs(hi)), float(high - low))
+        for (lo, hi), low, high in zip(ends, *spans, strict=True)
+    ]
 
 
 def test_the_worst_come_first_and_share_what_they_share() -> None:

@@ -135,12 +135,11 @@ def test_another_width_needs_another_choice() -> None:
     ones = {"m": torch.ones(2, 1)}
     searched = WeightRanges(plan=plan(bits=4), absmax=ones)
     assert float(searched.scale("m", torch.Size([2, 8]), 4)[0]) == pytest.approx(1 / 7)
-    with pytest.raises(
-        InputError, match=r"by mse for 4 bits, .* asked for 8: .*--weights channel --weight-bits 8"
-    ):
+    said = r"by mse for 4 bits, .* asked for 8: .*--weight-method mse --weight-bits 8"
+    with pytest.raises(InputError, match=said):
         searched.scale("m", torch.Size([2, 8]), 8)
     grouped = WeightRanges(plan=plan("group:4"), absmax={"m": torch.ones(2, 2)})
-    with pytest.raises(InputError, match="--weights group:4 --weight-bits 3"):
+    with pytest.raises(InputError, match="--weights group:4 --weight-method mse --weight-bits 3"):
         grouped.require_width(3)
     plain = WeightRanges(plan=plan(method="minmax", bits=4), absmax=ones)  # looks at no width
     assert float(plain.scale("m", torch.Size([2, 8]), 8)[0]) == pytest.approx(1 / 127)

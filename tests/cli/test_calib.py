@@ -151,14 +151,18 @@ def test_verify_says_that_python_is_another_version() -> None:
     invoke("make", "mine", "--from", "module:bisect")
     path = Path("calib/mine/manifest.toml")
     text = path.read_text()
-    digest = re.findall(r'"3[^"]*" = "(\w+)"', text)[0]
-    path.write_text(text.replace(f'"{digest}"', f'"{"0" * 64}"'))
+    ((version, digest),) = re.findall(r'"(3[^"]*)" = "(\w+)"', text)
+    other = f'"3.99.0" = "{"0" * 64}"'
+    path.write_text(text.replace(f'"{version}" = "{digest}"', other))
 
     code, out, err = invoke("verify", "mine")
 
     assert (code, out.split()[:2]) == (0, ["ok", "mine"])
     assert re.fullmatch(r"warning: [^\n]*content of another version of Python[^\n]*\n", err)
     assert "content of another version of Python" in invoke("show", "mine")[1]
+    path.write_text(text.replace(f'"{version}" = "{digest}"', other.replace("3.99.0", version)))
+    code, _, err = invoke("verify", "mine")
+    assert code == 0 and f"bisect: other text than {version} is known to carry" in err
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_help_and_no_argument_list_the_commands() -> None:
         pytest.param(["calibrate", "m", "--allow", "nan"], "nonfinite", id="guard"),
         pytest.param(["calibrate", "m", "--granularity", "row"], "head", id="range granularity"),
         pytest.param(["calibrate", "m", "--smooth", "2"], "from 0 to 1", id="alpha"),
-        pytest.param(["calibrate", "--from", "r", "--smooth", "0.5"], "MODEL", id="no pass"),
+        pytest.param(["calibrate", "--from", "r", "--smooth", "0.5"], "--smooth out", id="no pass"),
         pytest.param(["calibrate", "--from", "r", "--seq-len", "64"], "--seq-len out", id="unused"),
         pytest.param(["calibrate", "--from", "r", "--calib", "t.txt"], "--calib", id="no data"),
         pytest.param(

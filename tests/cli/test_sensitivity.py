@@ -14,12 +14,20 @@ import typer
 from typer.testing import CliRunner
 
 from quantkit.calib_sets import text_slice
+from quantkit.calibration import (
+    WeightPlan,
+    choose_weight_ranges,
+    save_weight_ranges,
+    weights_info,
+)
 from quantkit.cli.calibrate import calibrate
 from quantkit.cli.group import OneLineErrors
 from quantkit.cli.sensitivity import sensitivity
 from quantkit.jobs import config_hash
 from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.models import load
+from quantkit.numerics.granularity import weight_granularity
+from quantkit.numerics.methods import parse_method
 from quantkit.probes import Activation, attach
 from quantkit.reporting import sensitivity_text
 from quantkit.results import Range, Ranges, Sensitivity, read_json, write_json
@@ -95,6 +103,7 @@ def test_a_run(tiny_folder: Path, corpus: Path, run: Path, tmp_path: Path) -> No
     code, out, err = invoke(*arguments)
     assert code == 0, err
     found = read_json(tmp_path / "out" / "sensitivity.json", Sensitivity)
+    assert found.ranges == str(run)
     assert (found.recipe, found.data.sequences, found.data.skipped_blocks) == ("w8a8", 2, CALIB)
     assert found.data.shared_blocks == 0 and found.warnings == []
     assert not set(found.data.block_hashes) & set(found.calibration.block_hashes)
@@ -213,12 +222,37 @@ def test_ranges_of_another_width_or_file_are_refused(
     path = run / "ranges.json"
     plain = json.loads(path.read_text())
     path.write_text(json.dumps({**plain, "schema": "quantkit.ranges/9"}))
-    assert "version '9'" in refused(tiny_folder, "--ranges", run, "--eval", corpus, *SMALL)
-    del plain["tensors"]["linear_input/model.layers.0.mlp.down_proj"]
+    given = (tiny_folder, "--ranges", run, "--eval", corpus, *SMALL)
+    assert "version '9'" in refused(*given)
+    tensor = plain["tensors"].pop("linear_input/model.layers.0.mlp.down_proj")
     path.write_text(json.dumps(plain))
-    assert "layers.0.mlp.down_proj" in refused(
-        tiny_folder, "--ranges", run, "--eval", corpus, *SMALL
-    )
+    assert "layers.0.mlp.down_proj" in refused(*given)
+    name = "linear_input/model.layers.1.mlp.up_proj"
+    plain["tensors"] |= {
+        "linear_input/model.layers.0.mlp.down_proj": tensor,
+        name: {**plain["tensors"][name], "method": "mse", "bits": 8},
+    }
+    path.write_text(json.dumps(plain))
+    said = refused(*given, "--quantize", "w8a4", "--out", "other")
+    assert f"{name}' was chosen by mse for 8 bits, and is asked for 4" in said
+    assert invoke("sensitivity", *given, "--out", "own", "--modes", "enable-one")[0] == 0
+
+
+def test_ranges_of_weights_of_another_width_are_refused(
+    tiny_folder: Path, corpus: Path, run: Path, tmp_path: Path
+) -> None:
+    loaded = load(str(tiny_folder))
+    plan = WeightPlan(method=parse_method("mse"), bits=4, granularity=weight_granularity("channel"))
+    found, figures = choose_weight_ranges(loaded.model, plan)
+    sha256 = save_weight_ranges(run / "weights.safetensors", found)
+    ranges = read_json(run / "ranges.json", Ranges)
+    info = weights_info(found, figures, sha256)
+    write_json(run / "ranges.json", dataclasses.replace(ranges, weights=info))
+    given = (tiny_folder, "--ranges", run, "--eval", corpus, *SMALL, "--modes", "enable-one")
+    said = refused(*given, "--quantize", "w8a8", "--out", tmp_path / "out")
+    assert "ranges of weights were chosen by mse for 4 bits, and are asked for 8" in said
+    assert not list((tmp_path / "out").rglob("*.jsonl"))  # before anything is measured
+    assert invoke("sensitivity", *given, "--quantize", "w4a8", "--out", tmp_path / "own")[0] == 0
 
 
 def test_the_table_says_what_was_not_reached(

@@ -66,7 +66,7 @@ def test_without_the_option_nothing_changes(
 
 
 def test_beside_the_ranges_or_chosen_again(tiny_folder: Path, corpus: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"weights": "group:20", "weight_bits": 4}
+    asked: dict[str, Any] = {"weights": "group:20", "weight_method": "mse", "weight_bits": 4}
     once = calibrated(tiny_folder, corpus, tmp_path / "once", **asked)
     info = weights_of(once)
     path = once / "weights.safetensors"
@@ -106,7 +106,9 @@ def test_chosen_again_from_another_model_is_refused(
 ) -> None:
     first = calibrated(tiny_folder, corpus, tmp_path / "first")
     rewritten(tiny_folder, UP, 2.0)
-    job = CalibrateJob(from_run=str(first), weights="channel", out=str(tmp_path / "again"))
+    job = CalibrateJob(
+        from_run=str(first), weights="channel", weight_method="mse", out=str(tmp_path / "again")
+    )
     with pytest.raises(InputError, match=r"first was observed on .*tiny as it was .*calibrate"):
         run_calibrate(job)
     shutil.rmtree(tiny_folder)
@@ -143,7 +145,9 @@ def test_a_weight_that_is_not_finite_stops_the_run(
     with torch.no_grad():
         dict(loaded.model.named_modules())[UP].weight[1, 2] = torch.inf
     monkeypatch.setattr(module, "load", lambda *_args, **_options: loaded)
-    job = CalibrateJob(from_run=str(first), weights="channel", out=str(tmp_path / "again"))
+    job = CalibrateJob(
+        from_run=str(first), weights="channel", weight_method="mse", out=str(tmp_path / "again")
+    )
     with pytest.raises(RangeError, match=rf"{UP}\.weight"):
         run_calibrate(job)
     assert not list((tmp_path / "again").glob("*.safetensors"))
@@ -165,7 +169,7 @@ def test_a_sweep_takes_them(tiny_folder: Path, corpus: Path, tmp_path: Path) -> 
     for words in ("channel", "group:8"):
         run = run_calibrate(
             CalibrateJob(
-                from_run=str(plain), weights=words, weight_bits=3,
+                from_run=str(plain), weights=words, weight_method="mse", weight_bits=3,
                 out=str(tmp_path / words.replace(":", "-")),
             )
         )  # fmt: skip
@@ -188,7 +192,9 @@ def test_a_kept_cell_of_other_ranges_of_weights_is_measured_again(
 
     def value(words: str, store: str) -> float:
         out = tmp_path / f"{words}-{store}".replace(":", "-")
-        asked = CalibrateJob(from_run=str(plain), weights=words, weight_bits=3, out=str(out))
+        asked = CalibrateJob(
+            from_run=str(plain), weights=words, weight_method="mse", weight_bits=3, out=str(out)
+        )
         run = run_calibrate(asked)
         cells, _ = run_cells(
             loaded,
@@ -209,7 +215,7 @@ def test_a_kept_cell_of_other_ranges_of_weights_is_measured_again(
 def test_a_file_that_changed_or_went_is_named(
     tiny_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    run = calibrated(tiny_folder, corpus, tmp_path / "run", weights="channel")
+    run = calibrated(tiny_folder, corpus, tmp_path / "run", weights="channel", weight_method="mse")
     path = run / "weights.safetensors"
     kept = path.read_bytes()
     jobs: list[tuple[Any, Any]] = [
@@ -233,7 +239,8 @@ def test_a_file_that_changed_or_went_is_named(
 def test_sensitivity_measures_under_them(tiny_folder: Path, corpus: Path, tmp_path: Path) -> None:
     rewritten(tiny_folder, UP, 40.0)
     totals = []
-    for name, changes in (("plain", {}), ("weights", {"weights": "channel", "weight_bits": 3})):
+    chosen: dict[str, Any] = {"weights": "channel", "weight_method": "mse", "weight_bits": 3}
+    for name, changes in (("plain", {}), ("weights", chosen)):
         run = calibrated(tiny_folder, corpus, tmp_path / name, **changes)
         job = SensitivityJob(
             model=str(tiny_folder), ranges=str(run / "ranges.json"), recipe="w3a8",
@@ -248,7 +255,9 @@ def test_an_export_takes_channels_and_refuses_groups(
 ) -> None:
     import onnx
 
-    run = calibrated(tiny_folder, corpus, tmp_path / "run", weights="channel", weight_bits=4)
+    run = calibrated(
+        tiny_folder, corpus, tmp_path / "run", weights="channel", weight_method="mse", weight_bits=4
+    )
     asked = ExportJob(
         model=str(tiny_folder), recipe="w4a8", ranges=str(run), eval=str(corpus), seq_len=24,
         eval_samples=4, out=str(tmp_path / "export"),
@@ -260,7 +269,9 @@ def test_an_export_takes_channels_and_refuses_groups(
     scale = onnx.numpy_helper.to_array(arrays[f"{UP}.weight_scale"])
     assert np.array_equal(scale, absmax.numpy()[:, 0] / np.float32(7))
     by_group = run_calibrate(
-        CalibrateJob(from_run=str(run), weights="group:8", out=str(tmp_path / "groups"))
+        CalibrateJob(
+            from_run=str(run), weights="group:8", weight_method="mse", out=str(tmp_path / "groups")
+        )
     )
     refused = dataclasses.replace(
         asked, recipe="w8a8", ranges=str(by_group), out=str(tmp_path / "refused")

@@ -189,9 +189,12 @@ def test_each_width_has_its_own_range(bits: int, span: float) -> None:
     symmetric = Recipe.parse(f"logits{bits}:static").logits
     assert symmetric is not None
     reach = 4.0 if bits == 8 else 2.0
+    ranges["attention_logit/0/map 1"] = widths("x", symmetric=True)
     found = static_logit_grid(ranges, 0, 1, symmetric)
     assert float(found.scale) == pytest.approx(reach / (2 ** (bits - 1) - 1))
     assert found.zero_point.tolist() == [0]
+    with pytest.raises(InputError, match="for the symmetric grid, and is asked for the asymmetric"):
+        static_logit_grid(ranges, 0, 1, quant)
 
 
 @pytest.mark.parametrize("recipe", ["a6", "logits6:static", "logits6:head:static:asymmetric"])
@@ -199,9 +202,10 @@ def test_a_range_for_another_width_is_refused(recipe: str) -> None:
     model = make("llama")
     names = ["attention_logit/0/map 1", "attention_logit/1/map 1"]
     names += [f"linear_input/{name}" for name, _ in model.named_modules()]
-    ranges = {name: widths("x") for name in names}
+    is_symmetric = recipe == "logits6:static"
+    ranges = {name: widths("x", symmetric=is_symmetric) for name in names}
     with (
-        pytest.raises(InputError, match="chosen by mse for 8, 4 bits, and is asked for 6"),
+        pytest.raises(InputError, match="chosen by mse for 8,4 bits, and is asked for 6"),
         fake_quantized(model, Recipe.parse(recipe), ranges),
     ):
         model(**batch(), use_cache=False)

@@ -18,6 +18,8 @@ from quantkit.results import (
     Smoothing,
     StabilityPoint,
     TensorDiagnosis,
+    WeightFigures,
+    WeightsInfo,
     read_json,
 )
 
@@ -189,4 +191,20 @@ def ranges3() -> Ranges:
         allowed=["experts.*", "constant"],
         warnings=["model.layers.3 holds a constant tensor."],
         until_stable_frac=0.01,
+        weights=WeightsInfo(
+            method="mse",
+            bits=4,
+            granularity="group",
+            group_size=64,
+            sha256="9" * 64,
+            modules={
+                f"model.layers.{layer}.mlp.up_proj": WeightFigures(
+                    sqnr_db=20.0 + layer,
+                    absmax_sqnr_db=18.5 + layer / 2,
+                    worst_channel_sqnr_db=12.5 - 3 * layer,
+                    worst_channel_absmax_sqnr_db=9.25 - layer,
+                )
+                for layer in range(3)
+            },
+        ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import re
 import subprocess
@@ -265,19 +266,44 @@ def test_ranges_by_head_and_unknown_ones_are_in_the_table(ranges3: Ranges) -> No
 
 def test_the_data_and_their_warnings_are_told(calibration: Calibration, tmp_path: Path) -> None:
     data = dataclasses.replace(
-        calibration.data,
-        shared_blocks=3,
-        named_set="prose",
-        licence="MIT",
-        warnings=["Other text."],
+        calibration.data, named_set="prose", licence="MIT", warnings=["Other text."]
     )
     page, _ = rendered(tmp_path / "a", dataclasses.replace(calibration, data=data))
-    assert "base: 3 calibration blocks are in the evaluation slice too" in page
     assert page.count("<li>Other text.</li>") == 1
     table = Tables(page).columns("Calibration data")
     assert (table["named set"], table["licence"], table["samples"]) == (["prose"], ["MIT"], ["8"])
-    again, _ = rendered(tmp_path / "b", calibration)
-    assert "evaluation slice too" not in again
+    assert "shared with evaluation" not in table  # only what is measured later can share
+
+
+def test_what_ranges_of_weights_cost_is_told(ranges3: Ranges, tmp_path: Path) -> None:
+    info = ranges3.weights
+    assert info is not None
+    page, twin = rendered(tmp_path / "a", ranges3)
+    table = Tables(page).columns("Ranges of weights: mse at 4 bits by group:64")
+    worst = sorted(info.modules, key=lambda name: info.modules[name].worst_channel_sqnr_db)
+    figures = [info.modules[name] for name in worst]
+    assert table["module"] == worst != list(info.modules)
+    close(table["SQNR, dB: absmax"], [f.absmax_sqnr_db for f in figures], 0.051)
+    close(table["chosen"], [f.sqnr_db for f in figures], 0.051)
+    close(
+        table["worst channel, dB: absmax"], [f.worst_channel_absmax_sqnr_db for f in figures], 0.051
+    )
+    close(table["chosen*"], [f.worst_channel_sqnr_db for f in figures], 0.051)
+    before = np.median([f.absmax_sqnr_db for f in figures])
+    after = np.median([f.sqnr_db for f in figures])
+    sentence = (
+        f"weights: mse at 4 bits by group:64; SQNR median {before:.1f} -> {after:.1f} dB "
+        f"(absmax -> chosen), worst channel {figures[0].worst_channel_sqnr_db:.1f} dB."
+    )
+    assert sentence in html.unescape(page)
+    assert sentence in html.unescape(twin.replace("\\", ""))
+    folded = page.index("<summary>Ranges of weights")
+    assert "(3 rows)" in page[folded : page.index("</summary>", folded)]
+    channels = dataclasses.replace(info, granularity="channel", group_size=None)
+    again, _ = rendered(tmp_path / "b", dataclasses.replace(ranges3, weights=channels))
+    assert "weights: mse at 4 bits by channel; SQNR" in again
+    without, _ = rendered(tmp_path / "c", dataclasses.replace(ranges3, weights=None))
+    assert "weights: " not in without and "Ranges of weights" not in without
 
 
 # the page
@@ -304,6 +330,17 @@ def test_every_method_is_defined_with_its_source() -> None:
     known = {entry.term: entry for entry in CALIBRATION_DEFINITIONS}
     assert set(METHODS) <= set(known)
     assert all(known[method].source and known[method].formula for method in METHODS)
+
+
+def test_the_moving_average_says_how_much_the_first_sample_keeps() -> None:
+    (entry,) = (e for e in CALIBRATION_DEFINITIONS if e.term == "moving-average")
+    weights = np.zeros(128)  # of each sample in the average
+    weights[0] = 1.0
+    for sample in range(1, 128):
+        weights *= 0.99
+        weights[sample] = 0.01
+    assert f"keeps 0.99^127 = {100 * weights[0]:.0f} % of the weight" in entry.meaning
+    assert weights[1:].max() <= 0.01 and "no other has more than 1 %" in entry.meaning
 
 
 def test_definitions_of_calibration_only_where_there_is_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ import pytest
 from quantkit.reporting import sensitivity_text, write_report
 from quantkit.reporting.collect import Found, Run, collect, everything
 from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
+from quantkit.reporting.sensitivity_tables import notes
 from quantkit.reporting.verdict import verdict
 from quantkit.results import KeptPoint, Sensitivity, UnitSensitivity, read_json, write_json
 
@@ -188,9 +190,28 @@ def test_the_suggestion_is_one_sentence_in_the_verdict_and_above_the_tables(
     assert len(verdict(Run())) == 3
     page, twin = rendered(tmp_path, ranking)
     assert page.count(sentence) == twin.count(sentence) == 2
-    assert "--quantize w8a8 --keep RUN" in page
+    command = (
+        "quantkit export ./models/base --ranges reports/calibrate-base --quantize w8a8 "
+        "--keep RUN, with the folder of this run, leaves them in float: unit 0 of 0"
+    )
+    assert command in page and command in twin.replace("\\", "")
     assert "unit 0 of 0, unit 1 of 0, unit 1 of 1 and 4 more" in page
     assert "KL 0.7500 +- 0.062 nats a token; ranges by minmax from 8 blocks of 512 tokens" in page
+
+
+def test_the_export_is_told_on_the_ranges_that_it_was_found_with(
+    ranking: Sensitivity, tmp_path: Path
+) -> None:
+    """Without --ranges it would calibrate anew; the words are those of a shell."""
+    model = dataclasses.replace(ranking.model, source="timm:vit tiny")
+    result = dataclasses.replace(ranking, model=model, ranges="my runs/a", recipe="w4a8")
+    run = Run(sensitivities=(Found(place="a", result=result),))
+    (line,) = (line for line in notes(run) if "quantkit export" in line)
+    command = line[line.index("quantkit export") : line.index(", with the folder")]
+    assert shlex.split(command) == [
+        "quantkit", "export", "timm:vit tiny", "--ranges", "my runs/a", "--quantize", "w4a8",
+        "--keep", "RUN",
+    ]  # fmt: skip
 
 
 def test_what_was_not_reached_or_need_not_be(ranking: Sensitivity, tmp_path: Path) -> None:
@@ -281,6 +302,7 @@ def test_hostile_names_stay_text(ranking: Sensitivity, tmp_path: Path) -> None:
         recipe=HOSTILE,
         method=HOSTILE,
         group=HOSTILE,
+        ranges=HOSTILE,
         model=dataclasses.replace(ranking.model, name=HOSTILE),
         data=dataclasses.replace(ranking.data, source=HOSTILE, shared_blocks=1),
     )

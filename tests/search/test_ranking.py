@@ -31,6 +31,7 @@ def run(case: Any, store: Path, recipe: str = "w8a8", batch_size: int = 2, **res
         case.text,
         Recipe.parse(recipe),
         case.ranges,
+        ranges_run="the-run",
         batch_size=batch_size,
         store=store,
         **rest,
