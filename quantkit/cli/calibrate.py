@@ -12,6 +12,7 @@ from quantkit.cli.console import run_stage
 from quantkit.jobs import (
     CALIBRATION_POINTS,
     DEFAULT_CALIBRATION_POINTS,
+    DEFAULT_EVAL_SAMPLES,
     DEFAULT_SAMPLES,
     DEFAULT_WEIGHT_BITS,
     DEFAULT_WEIGHT_METHOD,
@@ -56,7 +57,8 @@ def calibrate(
             metavar="N",
             show_default=False,
             help=f"Blocks, at most. Default: {DEFAULT_SAMPLES}; {UNTIL_STABLE_SAMPLES} with "
-            "--until-stable.",
+            "--until-stable, where a shorter text keeps its last "
+            f"{DEFAULT_EVAL_SAMPLES} for evaluation.",
         ),
     ] = None,
     until_stable: Annotated[

@@ -6,6 +6,7 @@ from typing import Final
 
 DEFAULT_TEXT: Final = "pydoc"
 DEFAULT_SAMPLES: Final = 128
+DEFAULT_EVAL_SAMPLES: Final = 64
 DTYPES: Final = ("float32", "bfloat16", "float16")
 BOS: Final = ("auto", "always", "never")
 CALIBRATION_POINTS: Final = (

@@ -1,8 +1,8 @@
 """What observers know of a group's elements: values that are known, and counts between two edges.
 
 A histogram's bin says how many elements lie between two edges, not where. What is known exactly
-enters as points: zeros, the largest magnitudes (top-k), and every element of bfloat16 data, whose
-bins hold one value each.
+enters as points: zeros, the largest magnitudes (top-k), and every element of a histogram that is
+known to be lossless (`Histogram.update` of bfloat16; `RowScan` sees float32 and does not know).
 """
 
 from __future__ import annotations

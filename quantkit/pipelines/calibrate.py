@@ -31,6 +31,7 @@ from quantkit.errors import InputError
 from quantkit.jobs import (
     CALIBRATION_POINTS,
     DEFAULT_CALIBRATION_POINTS,
+    DEFAULT_EVAL_SAMPLES,
     DEFAULT_SYMMETRIC,
     DEFAULT_WEIGHT_BITS,
     CalibrateJob,
@@ -117,6 +118,11 @@ def _load_with_data(job: CalibrateJob, processes: Processes) -> tuple[LoadedMode
     assert job.model is not None
     loaded = load(job.model, dtype=job.dtype, device=processes.own_device(job.device))
     data = data_slice(job.calib, loaded, seq_len=job.seq_len, samples=job.most_samples, bos=job.bos)
+    if job.until_stable is not None and job.samples is None:
+        # where that is all that there is, as much as an evaluation takes is left to it
+        left = data.sequences - DEFAULT_EVAL_SAMPLES
+        if data.sequences < job.most_samples and left > 0:
+            data = data.first(left)
     return loaded, data
 
 

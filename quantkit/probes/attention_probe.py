@@ -20,10 +20,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quantkit.errors import ProbeError
 from quantkit.models.families import attention_modules, layout_of, mixes_of
-from quantkit.probes.attention import AttentionLogits, LogitTransform, split_maps
+from quantkit.probes.attention import AttentionLogits, LogitTransform
 from quantkit.probes.hits import Hits, is_repeated
 from quantkit.probes.masks import LazyMask, Spans, split_additive
 from quantkit.probes.padding import Padding, arguments_of
+from quantkit.probes.split import split_maps
 
 Callback = Callable[[Any], Any]
 Pairs = list[tuple[AttentionLogits, LogitTransform | None]]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from quantkit.errors import InputError, ProbeError
 from quantkit.models.differential import DiffAttention, DiffAttentionV2, lambda_init
 from quantkit.models.families import differential_lambda
-from quantkit.probes.attention import split_maps
+from quantkit.probes.split import split_maps
 
 Array = NDArray[np.float64]
 
