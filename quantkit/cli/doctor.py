@@ -81,13 +81,14 @@ def doctor(
         typer.echo(json.dumps(found, indent=1))
     else:
         lines = [f"python {platform.python_version()} on {platform.platform()}", "", "required"]
-        lines += [f"  {name:<14}{version or 'MISSING'}" for name, version in required.items()]
+        wide = max(map(len, (*required, *optional))) + 2
+        lines += [f"  {name:<{wide}}{version or 'MISSING'}" for name, version in required.items()]
         lines += ["", "optional"]
         for name, version in optional.items():
             purpose, how = OPTIONAL[name]
-            lines.append(f"  {name:<14}{version or 'missing':<12}{purpose}")
+            lines.append(f"  {name:<{wide}}{version or 'missing':<12}{purpose}")
             if version is None:
-                lines.append(f"  {'':<14}{'':<12}{how}")
+                lines.append(f"  {'':<{wide}}{'':<12}{how}")
         known = "unknown (no /proc/cpuinfo)" if cpu is None else _features(cpu)
         lines += ["", f"processor: {cores} cores, {known}"]
         lines.append(f"gpu: {'; '.join(gpus) if gpus else 'none seen (nvidia-smi)'}")

@@ -68,8 +68,9 @@ Keep = Annotated[
         "--keep",
         metavar="LIST",
         show_default=False,
-        help="Quantizers that stay in float: names such as linear_input/layers.0.mlp.fc2, or the "
-        "folder of a quantkit sensitivity, for those that it suggests.",
+        help="Quantizers that stay in float: names as in ranges.json, such as "
+        "linear_input/model.layers.0.mlp.down_proj, or the folder of a quantkit sensitivity, for "
+        "those that it suggests.",
     ),
 ]
 AllowOverlap = Annotated[

@@ -328,7 +328,12 @@ def _write(
         if method.is_order_dependent:
             said.append(f"{method} depends on the order of the samples")
     target = origin.until_stable if recording.checkpoints else None
-    if target is not None and not is_stable(recording.checkpoints, target):
+    if target is not None and len(recording.checkpoints) < 2:
+        said.append(
+            f"{recording.samples:,} samples are too few to see whether ranges are stable: expected "
+            "22 or more"
+        )
+    elif target is not None and not is_stable(recording.checkpoints, target):
         said.append(
             f"after {recording.samples:,} samples, the most that were asked for or there, ranges "
             f"still moved by more than {100 * target:g} %"

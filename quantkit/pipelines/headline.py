@@ -14,7 +14,7 @@ LEAST_BLOCKS: Final = 4
 
 
 def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
-    """Returns one sentence a model: the fewest logit bits that stay level with 16.
+    """Returns a sentence a model: other recipes, and the fewest logit bits level with 16.
 
     A row is level if the upper end of its paired 95 % interval is within 1 % of the float
     perplexity; for each width the best granularity speaks.
@@ -34,6 +34,15 @@ def headline(cells: Sequence[Cell], deltas: Sequence[Delta]) -> str:
             and delta.ci_high <= MARGIN_FRAC * base
             and delta.n >= LEAST_BLOCKS
         ]
+        others = [
+            f"{c.recipe} {c.value:.2f} ({100 * (c.value / base - 1):+.1f} %)"
+            for c in cells
+            if c.model == model and c.granularity is None and c.recipe != "none"
+        ]
+        if others:
+            said.append(f"{model}: perplexity {base:.2f} in float, {', '.join(others)}.")
+        if not quantized and others:
+            continue
         if not quantized:
             said.append(f"{model}: float perplexity {base:.2f}; no quantized logits were tried.")
         elif not level:

@@ -63,7 +63,8 @@ def suggestion(found: Sensitivity) -> str:
     most = max(found.kept, key=lambda point: point.units)
     return (
         f"no number of them leaves less than {target} of the error: all {most.units} leave "
-        f"{share(most.remaining_frac)} (KL {number(most.kl)})"
+        f"{share(most.remaining_frac)} (KL {number(most.kl)}), which is of what was not switched, "
+        "such as weights (--weights switches them too; --remaining sets another target)"
     )
 
 

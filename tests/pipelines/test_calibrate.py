@@ -271,8 +271,11 @@ def test_a_run_whose_result_is_gone_is_not_finished(
 def test_ranges_that_never_become_stable_say_so(
     tiny_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    found = ranges_of(run_calibrate(job(tiny_folder, corpus, tmp_path / "out", until_stable=1e-6)))
-    assert any("after 20 samples, the most that were asked for" in w for w in found.warnings)
+    for samples, said in ((40, "after 40 samples, the most that were asked for"), (20, "too few")):
+        asked = job(
+            tiny_folder, corpus, tmp_path / str(samples), until_stable=1e-6, samples=samples
+        )
+        assert any(said in warning for warning in ranges_of(run_calibrate(asked)).warnings)
 
 
 def test_heads_and_convolutions_of_an_image_model(tmp_path: Path) -> None:
