@@ -21,6 +21,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,6 +242,27 @@ def lone_launch(environ: Mapping[str, str] = os.environ) -> str:
         "For N processes: torchrun --nproc-per-node N -m quantkit ..., or accelerate launch "
         "--multi_gpu --num_processes N -m quantkit ..., which needs no GPU."
     )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back until the end: for what would swallow it.
+
+    A KeyboardInterrupt that is raised inside a callback from C, as numba makes them when it loads
+    compiled code, is printed and forgotten.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals go to the main thread
+        return
+    before = signal.getsignal(signal.SIGINT)
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])
 
 
 @contextmanager

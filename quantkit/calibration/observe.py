@@ -31,9 +31,10 @@ from quantkit.calibration.stability import checkpoints_before, checkpoints_until
 from quantkit.calibration.watch import Watch
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel, run_batch
+from quantkit.numerics.scan import warm_up
 from quantkit.probes import Attachment, attach, require_seen
 from quantkit.probes import Hits as ModuleHits
-from quantkit.processes import Processes
+from quantkit.processes import Processes, uninterrupted
 from quantkit.progress import Progress, silent
 
 SAVE_EVERY_S: Final = 60.0
@@ -190,6 +191,8 @@ class _Pass:
             seen=self.recording.seen,
         )
         what = f"calibrating {self.loaded.name}"
+        with uninterrupted():
+            warm_up()
         has_some = any(self.processes.mine(index) for index in range(batches))
         with ExitStack() as stack:
             attachment = Attachment()

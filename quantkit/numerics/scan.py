@@ -46,6 +46,15 @@ def compiled() -> ModuleType | None:
     return kernels
 
 
+@cache
+def warm_up() -> None:
+    """Loads the compiled passes, once: seconds where they are built, else a fraction of one."""
+    scan = RowScan(1, k=1)
+    ends = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    scan.add(torch.ones(1, 1, 1), *ends, tag=0, row_step=1, worker=0)
+    scan.finish()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScanResult:
     """What one scan saw.

@@ -64,3 +64,10 @@ def abs_median(x: Tensor) -> float:
     if kernels is None or flat.device.type != "cpu" or flat.numel() == 0:
         return float(flat.abs().median()) if flat.numel() else float("nan")
     return float(kernels.abs_select(flat.contiguous().numpy(), (flat.numel() - 1) // 2))
+
+
+def warm_up() -> None:
+    """Loads the compiled passes over tokens, and those of `scan`."""
+    scan.warm_up()
+    token_summary(torch.ones(1, 1), torch.ones(1, dtype=torch.bool), above=1.0)
+    abs_median(torch.ones(1))

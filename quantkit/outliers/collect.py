@@ -15,11 +15,12 @@ import torch
 
 from quantkit.calib_sets import DataSlice, TokenSlice
 from quantkit.models import LoadedModel, run_batch
+from quantkit.numerics.tokens import warm_up
 from quantkit.outliers.assemble import Assembly, TokenText
 from quantkit.outliers.maps import RowSampling
 from quantkit.outliers.statistics import ModelStatistics
 from quantkit.probes import attach, has_point, require_seen
-from quantkit.processes import Processes
+from quantkit.processes import Processes, uninterrupted
 from quantkit.progress import Progress, silent
 from quantkit.results import Stats
 
@@ -143,6 +144,8 @@ def run(
     if not mine:
         return
     what = f"statistics of {loaded.name}"
+    with uninterrupted():
+        warm_up()
     with (
         torch.inference_mode(),
         attach(model, statistics.callbacks(), **attaching) as attachment,

@@ -21,7 +21,14 @@ from quantkit.errors import InputError, ProbeError
 from quantkit.jobs import StatsJob
 from quantkit.outliers import collect
 from quantkit.pipelines import run_stats
-from quantkit.processes import Launched, Processes, launched, lone_launch, may_talk
+from quantkit.processes import (
+    Launched,
+    Processes,
+    launched,
+    lone_launch,
+    may_talk,
+    uninterrupted,
+)
 from quantkit.results import Stats, read_json
 
 HERE = Path(__file__).parent
@@ -314,3 +321,17 @@ def test_a_process_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert Processes(rank=1, count=2, local_rank=1).own_device("cpu") == "cpu"
     with pytest.raises(InputError, match=r"cuda:2, and torch sees 2 GPUs"):
         Processes(rank=2, count=3, local_rank=2).own_device("cuda")
+
+
+def test_an_interrupt_is_held_back_and_not_lost() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("after it")
+    assert done == ["after it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with uninterrupted():
+        pass  # none came
+    with pytest.raises(KeyError, match="mine"), uninterrupted():
+        raise KeyError("mine")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
