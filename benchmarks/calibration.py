@@ -187,16 +187,11 @@ def _methods() -> dict[str, Callable[[Any], tuple[float, float]]]:
 
 def _warm_up() -> None:
     """Imports everything, and has the compiled pass ready: it is built once a machine."""
-    import torch
-
     import quantkit.onnx_runtime  # noqa: F401
-    from quantkit.numerics.scan import RowScan
+    from quantkit.numerics.scan import warm_up
 
     _methods()
-    scan = RowScan(1)
-    ends = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-    scan.add(torch.ones(1, 1, 1), *ends, tag=0, row_step=1)
-    scan.finish()
+    warm_up()
 
 
 def _status_mib(field: str) -> float:

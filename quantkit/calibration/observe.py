@@ -22,7 +22,6 @@ from quantkit.calibration.observation import Observation
 from quantkit.calibration.recording import (
     OBSERVATIONS_FILE,
     Checkpoint,
-    Hits,
     Recording,
     load,
     save,
@@ -33,7 +32,7 @@ from quantkit.errors import InputError
 from quantkit.models import LoadedModel, run_batch
 from quantkit.numerics.scan import warm_up
 from quantkit.probes import Attachment, attach, require_seen
-from quantkit.probes import Hits as ModuleHits
+from quantkit.probes.hits import HitCounts, attachment_of, counts_of
 from quantkit.processes import Processes, uninterrupted
 from quantkit.progress import Progress, silent
 
@@ -100,7 +99,7 @@ def observe(
 
     def finish_whole(whole: Recording | None) -> None:
         assert whole is not None  # which it is at the first process
-        require_seen(_attachment(whole), allow_unseen)
+        require_seen(attachment_of(whole.hits), allow_unseen)
         _require_points(whole, points, loaded)
         finish(whole)
         work.is_written = True
@@ -217,7 +216,7 @@ class _Pass:
         return self.whole
 
     def _count(
-        self, batches: int, seen: dict[str, Observation], earlier: Hits, attachment: Attachment
+        self, batches: int, seen: dict[str, Observation], earlier: HitCounts, attachment: Attachment
     ) -> None:
         """Notes that so many batches are done, and keeps the recording from time to time."""
         before = self.recording
@@ -229,7 +228,7 @@ class _Pass:
             checkpoints=before.checkpoints,
         )
         recording.add_hits(earlier)
-        recording.add_hits(_hits(attachment))
+        recording.add_hits(counts_of(attachment))
         self.recording = recording  # all of it at once: an interruption finds the old or the new
         if self.kept is not None:
             self.kept.save_now_and_then(recording)
@@ -282,23 +281,6 @@ class _Pass:
             return is_end
 
         return self.processes.at_first(decide)
-
-
-def _hits(attachment: Attachment) -> Hits:
-    return {
-        point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
-        for point, modules in attachment.hits.items()
-    }
-
-
-def _attachment(recording: Recording) -> Attachment:
-    """Returns the hits as probes count them, to be judged over all processes."""
-    return Attachment(
-        hits={
-            point: {name: ModuleHits(calls=n, elements=size) for name, (n, size) in found.items()}
-            for point, found in recording.hits.items()
-        }
-    )
 
 
 def _part(processes: Processes) -> str:

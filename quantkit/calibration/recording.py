@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,12 +16,10 @@ from torch import Tensor
 from quantkit.calibration.observation import Observation
 from quantkit.calibration.tensor_file import read_tensors, write_tensors
 from quantkit.errors import InputError
+from quantkit.probes.hits import HitCounts, add_counts
 
 OBSERVATIONS_FILE: Final = "observations.safetensors"
 OBSERVATIONS_SCHEMA: Final = "quantkit.observations/1"
-
-Hits: TypeAlias = dict[str, dict[str, tuple[int, int]]]
-"""By point and module: calls and elements."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,17 +49,13 @@ class Recording:
     seen: dict[str, Observation] = field(default_factory=dict)
     batches: int = 0
     samples: int = 0
-    hits: Hits = field(default_factory=dict)
+    hits: HitCounts = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
-    def add_hits(self, hits: Hits) -> None:
+    def add_hits(self, hits: HitCounts) -> None:
         """Adds what a probe or another process counted."""
-        for point, modules in hits.items():
-            known = self.hits.setdefault(point, {})
-            for name, (calls, elements) in modules.items():
-                before = known.get(name, (0, 0))
-                known[name] = before[0] + calls, before[1] + elements
+        add_counts(self.hits, hits)
 
     def absorb(self, other: Recording) -> None:
         """Adds what another process recorded of other batches."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quantkit.outliers.maps import MapRecord, RowSampling, record_map
 from quantkit.outliers.sinks import mixed
-from quantkit.probes import AttentionLogits, LogitBlock
+from quantkit.probes import AttentionLogits
 from quantkit.probes.token_scan import Adder, Feed
 
 
@@ -114,19 +114,7 @@ def _effective_of(calls: Sequence[AttentionLogits], sums: _Sums) -> Feed:
         for tiles in zip(*(call.tiles() for call in alone), strict=True):
             weights = mixed(alone, tiles)
             sums.add(weights, tiles[0].valid)
-            rows = slice(tiles[0].start, tiles[0].start + weights.shape[2])
-            adder.add(
-                LogitBlock(
-                    sequence=index,
-                    head=0,
-                    row=rows.start,
-                    column=0,
-                    logits=weights[0].contiguous(),
-                    lo=spans.lo[index, rows],
-                    hi=spans.hi[index, rows],
-                    valid=tiles[0].valid[0] if spans.has_holes else None,
-                )
-            )
+            adder.add_tile(index, tiles[0].start, weights[0], spans, tiles[0].valid[0])
 
     return feed
 

@@ -9,7 +9,8 @@ from typing import Any
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.attention import UNMASKED, AttentionStatistics
 from quantkit.outliers.maps import RowSampling
-from quantkit.probes import Attachment, Hits
+from quantkit.probes import Attachment
+from quantkit.probes.hits import HitCounts, add_counts, attachment_of, counts_of
 
 ATTENTION, HIDDEN = "attention_logit", "hidden_state"
 
@@ -26,7 +27,7 @@ class ModelStatistics:
 
     attention: AttentionStatistics
     activations: dict[str, ActivationStatistics]
-    hits: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    hits: HitCounts = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -59,40 +60,23 @@ class ModelStatistics:
 
     def add_attachment(self, attachment: Attachment) -> None:
         """Adds what the probes counted, once they are removed."""
-        self._add_hits(
-            {
-                point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
-                for point, modules in attachment.hits.items()
-            }
-        )
+        add_counts(self.hits, counts_of(attachment))
         self._add_notes(getattr(attachment, "notes", []))
 
     def _add_notes(self, notes: Sequence[str]) -> None:
         self.notes += [note for note in notes if note not in self.notes]
-
-    def _add_hits(self, hits: dict[str, dict[str, tuple[int, int]]]) -> None:
-        for point, modules in hits.items():
-            known = self.hits.setdefault(point, {})
-            for name, (calls, elements) in modules.items():
-                before = known.get(name, (0, 0))
-                known[name] = (before[0] + calls, before[1] + elements)
 
     def absorb(self, other: ModelStatistics) -> None:
         """Adds what another process saw."""
         self.attention.absorb(other.attention)
         for name, statistics in other.activations.items():
             self.activations[name].absorb(statistics)
-        self._add_hits(other.hits)
+        add_counts(self.hits, other.hits)
         self._add_notes(other.notes)
 
     def attachment(self) -> Attachment:
         """Returns the hits as probes count them, to be judged over all processes."""
-        return Attachment(
-            hits={
-                point: {name: Hits(calls=n, elements=size) for name, (n, size) in modules.items()}
-                for point, modules in self.hits.items()
-            }
-        )
+        return attachment_of(self.hits)
 
     def nonfinite(self) -> list[str]:
         """Returns one sentence for each layer and point where NaN or inf were seen."""

@@ -19,7 +19,6 @@ from quantkit.pipelines.held_out import (
     held_out,
     kept_in_float,
     read_ranges,
-    require_own,
     require_unchanged,
 )
 from quantkit.pipelines.inputs import load_decoder, same_source
@@ -72,7 +71,6 @@ def _ranges_and_text(
         )
         return ranges_into(loaded, calib, folder, job.batch_size, progress), held
     ranges = read_ranges(job.ranges)
-    require_own(ranges, job.ranges, loaded)
     held = held_out(
         job.eval,
         job.ranges,

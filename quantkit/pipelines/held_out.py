@@ -110,8 +110,10 @@ def held_out(
         run: What the ranges were read from, for messages.
 
     Raises:
-        InputError: calibration has seen it, or nobody can tell, and `allow_overlap` is not set.
+        InputError: the ranges are of another model; calibration has seen the text, or nobody can
+            tell, and `allow_overlap` is not set.
     """
+    require_own(ranges, run, loaded)
     seen = ranges.data
     calib, why_not = _cut_again(loaded, seen)
     is_same = source in (seen.source, seen.named_set)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from quantkit.jobs import SensitivityJob
-from quantkit.pipelines.held_out import held_out, read_ranges, require_own
+from quantkit.pipelines.held_out import held_out, read_ranges
 from quantkit.pipelines.inputs import load_decoder
 from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
@@ -27,7 +27,6 @@ def run_sensitivity(job: SensitivityJob, *, progress: Progress = silent) -> Path
         if run.finished:
             return run.folder
         loaded = load_decoder(job.model, job)
-        require_own(ranges, job.ranges, loaded)
         held = held_out(
             job.eval,
             job.ranges,

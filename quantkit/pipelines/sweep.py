@@ -15,7 +15,6 @@ from quantkit.pipelines.held_out import (
     held_out,
     kept_in_float,
     read_ranges,
-    require_own,
     require_unchanged,
 )
 from quantkit.pipelines.inputs import load_decoder, require_names
@@ -46,7 +45,6 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
         held: HeldOut | None = None
         for loaded in models:
             if ranges is not None and job.ranges is not None:
-                require_own(ranges, job.ranges, loaded)
                 held = held_out(
                     job.eval,
                     job.ranges,

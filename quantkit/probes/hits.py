@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -42,6 +43,37 @@ class Attachment:
             for name, hits in modules.items()
             if hits.elements == 0
         ]
+
+
+HitCounts: TypeAlias = dict[str, dict[str, tuple[int, int]]]
+"""Hits as plain data, to be kept and sent: by point and module, (calls, elements)."""
+
+
+def counts_of(attachment: Attachment) -> HitCounts:
+    """Returns what the probes counted, as plain data."""
+    return {
+        point: {name: (hits.calls, hits.elements) for name, hits in modules.items()}
+        for point, modules in attachment.hits.items()
+    }
+
+
+def add_counts(known: HitCounts, more: HitCounts) -> None:
+    """Adds to `known` what another probe or process counted."""
+    for point, modules in more.items():
+        mine = known.setdefault(point, {})
+        for name, (calls, elements) in modules.items():
+            before = mine.get(name, (0, 0))
+            mine[name] = (before[0] + calls, before[1] + elements)
+
+
+def attachment_of(counts: HitCounts) -> Attachment:
+    """Returns the hits as probes count them, to be judged over all processes."""
+    return Attachment(
+        hits={
+            point: {name: Hits(calls=n, elements=size) for name, (n, size) in modules.items()}
+            for point, modules in counts.items()
+        }
+    )
 
 
 def is_repeated() -> bool:

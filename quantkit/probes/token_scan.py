@@ -111,6 +111,27 @@ class Adder:
             worker=worker,
         )
 
+    def add_tile(self, index: int, start: int, tile: Tensor, spans: Spans, valid: Tensor) -> None:
+        """Adds a tile of one sequence's rows, all heads and keys.
+
+        Args:
+            index: Of the sequence in the batch; `start`: its first row.
+            tile: float32 `[heads, rows, keys]`; `valid`: bool `[heads or 1, rows, keys]`.
+        """
+        rows = slice(start, start + tile.shape[1])
+        self.add(
+            LogitBlock(
+                sequence=index,
+                head=0,
+                row=start,
+                column=0,
+                logits=tile.contiguous(),
+                lo=spans.lo[index, rows],
+                hi=spans.hi[index, rows],
+                valid=valid if spans.has_holes else None,
+            )
+        )
+
     def add_first_key(self, alone: int) -> None:
         """Adds the first key's column, once all blocks are in; row `alone` (-1: none) is row 0."""
         values, has = self.scan.take_aside()
@@ -140,20 +161,8 @@ def probabilities_of(call: AttentionLogits) -> Feed:
     def feed(index: int, adder: Adder) -> None:
         alone, spans = call.of_sequence(index), call.attended_spans()
         for tile in alone.tiles():
-            weights = alone.probabilities(tile)[0].contiguous()
-            rows = slice(tile.start, tile.start + weights.shape[1])
-            adder.add(
-                LogitBlock(
-                    sequence=index,
-                    head=0,
-                    row=rows.start,
-                    column=0,
-                    logits=weights,
-                    lo=spans.lo[index, rows],
-                    hi=spans.hi[index, rows],
-                    valid=tile.attended[0] if spans.has_holes else None,
-                )
-            )
+            weights = alone.probabilities(tile)[0]
+            adder.add_tile(index, tile.start, weights, spans, tile.attended[0])
 
     return feed
 
