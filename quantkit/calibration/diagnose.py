@@ -31,7 +31,7 @@ from quantkit.numerics.methods import (
 )
 from quantkit.numerics.observers import Bundle
 from quantkit.progress import Progress, silent
-from quantkit.results import DrawnHistogram, MethodRange, TensorDiagnosis
+from quantkit.results import DrawnHistogram, MethodRange, Range, TensorDiagnosis
 
 BINS: Final = 64
 
@@ -41,20 +41,25 @@ def diagnose(
     plan: RangePlan,
     checkpoints: Sequence[Checkpoint] = (),
     *,
+    ranges: Mapping[str, Range] | None = None,
     progress: Progress = silent,
 ) -> list[TensorDiagnosis]:
-    """Returns one diagnosis a tensor, the lowest inlier SQNR of its chosen range first."""
-    moved = by_tensor(checkpoints)
-    distinct = list(dict.fromkeys(map(id, seen.values())))
+    """Returns one diagnosis a tensor, the lowest inlier SQNR of its chosen range first.
+
+    Args:
+        ranges: What `choose_ranges` returned for this plan; None: chosen here.
+    """
+    moved, chosen = by_tensor(checkpoints), ranges or {}
+    distinct = set(map(id, seen.values()))
     known: dict[int, TensorDiagnosis] = {}
     found = []
     for name, observation in seen.items():
         key = id(observation)
         if key not in known:
             progress("comparing methods", len(known), len(distinct))
-            known[key] = _diagnosis(name, observation, plan, moved.get(name, []))
-        same = known[key]
-        found.append(same if same.name == name else _renamed(same, name))
+            in_force = _ends(chosen[name], plan.bits[0]) if name in chosen else None
+            known[key] = _diagnosis(name, observation, plan, moved.get(name, []), in_force)
+        found.append(replace(known[key], name=name))
     progress("comparing methods", len(distinct), len(distinct))
     return sorted(found, key=_badness)
 
@@ -74,7 +79,11 @@ def compared_methods(plan: RangePlan, point: str, constant: float) -> list[Metho
 
 
 def _diagnosis(
-    name: str, observation: Observation, plan: RangePlan, moved: list[list[float]]
+    name: str,
+    observation: Observation,
+    plan: RangePlan,
+    moved: list[list[float]],
+    in_force: tuple[Tensor, Tensor] | None,
 ) -> TensorDiagnosis:
     own = plan.seen(observation)  # a group a range
     whole = own.pool()
@@ -84,7 +93,10 @@ def _diagnosis(
     chosen = plan.methods.of(observation.point)
     methods, wasted = [], math.nan
     for method in compared_methods(plan, observation.point, observation.moving.constant):
-        pair = range_by(method, observation, plan, bits)
+        if in_force is not None and method == chosen:
+            pair = in_force
+        else:
+            pair = range_by(method, observation, plan, bits)
         methods.append(_cost(method, own, pair, bits, symmetric))
         if method == chosen:
             wasted = _bits_wasted(own, pair, symmetric)
@@ -109,6 +121,13 @@ def _diagnosis(
         others_max_abs=_largest(observation.classes["others"]),
         stability=moved,
     )
+
+
+def _ends(chosen: Range, bits: int) -> tuple[Tensor, Tensor]:
+    """Returns (lo, hi), float32 `[groups]`, of a range as it was chosen."""
+    interval = chosen.at(bits)
+    lo, hi = (torch.tensor(x, dtype=torch.float32).reshape(-1) for x in (interval.lo, interval.hi))
+    return lo, hi
 
 
 def _span(seen: Bundle) -> tuple[Tensor, Tensor]:
@@ -159,10 +178,6 @@ def _largest(bundle: Bundle) -> float:
     sizes = torch.maximum(lo.abs(), hi.abs())
     seen = sizes[~sizes.isnan()]
     return float(seen.max()) if len(seen) else math.nan
-
-
-def _renamed(found: TensorDiagnosis, name: str) -> TensorDiagnosis:
-    return replace(found, name=name)
 
 
 def _badness(found: TensorDiagnosis) -> tuple[bool, float, str]:

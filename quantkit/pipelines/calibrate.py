@@ -344,7 +344,9 @@ def _write(
         environment=environment(),
         method=str(plan.methods),
         excludes_first=plan.excludes_first,
-        tensors=diagnose(recording.seen, plan, recording.checkpoints, progress=progress),
+        tensors=diagnose(
+            recording.seen, plan, recording.checkpoints, ranges=tensors, progress=progress
+        ),
         stability=stability(recording.checkpoints),
         warnings=said,
     )
