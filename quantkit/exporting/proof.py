@@ -98,7 +98,7 @@ def export_and_prove(
     recipe.require_static_logits()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
-    require_channels(weight_ranges, recipe.weights)
+    require_channels(weight_ranges, recipe.weight_bits)
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     float_path = folder / FLOAT_FOLDER / MODEL_FILE

@@ -49,8 +49,8 @@ def quantize_graph(
         infos += quantize_linears(
             model,
             match_linears(model, module_linears),
-            weight_bits=recipe.weights,
-            activation_bits=recipe.activations,
+            weight_bits=recipe.weight_bits,
+            activation_bits=recipe.activation_bits,
             ranges=ranges,
             keep=keep,
             weight_ranges=weight_ranges,

@@ -94,7 +94,7 @@ def with_attention_bits(recipe: str, attention_bits: int) -> Recipe:
 
 def check_export(recipe: Recipe, dtype: str, seq_len: int) -> None:
     """Raises InputError for what an export would refuse after minutes of other work."""
-    recipe.require_static_logits()
+    recipe.require_exportable()
     if dtype != "float32":
         raise InputError(f"export takes float32 models, got --dtype {dtype}.")
     if seq_len < 4:

@@ -16,7 +16,7 @@ from quantkit.errors import InputError, suggest
 from quantkit.models import attention_modules, layout_of, projection_modules
 from quantkit.probes import linear_modules
 from quantkit.quantization.grids import linear_input_grid, static_logit_grid
-from quantkit.recipe import LogitQuant, Recipe
+from quantkit.recipe import Recipe
 from quantkit.results import Range
 
 _NEAREST = 5
@@ -24,7 +24,7 @@ _NEAREST = 5
 
 def every_quantizer(model: nn.Module) -> list[str]:
     """Returns the names of all quantizers that any recipe can install in the model."""
-    return quantizer_names(model, Recipe(weights=8, activations=8, logits=LogitQuant(bits=8)))
+    return quantizer_names(model, Recipe.parse("w8a8+logits8"))
 
 
 def quantizer_names(model: nn.Module, recipe: Recipe) -> list[str]:
@@ -62,7 +62,8 @@ def require_ranges(
         if name in keep:
             continue
         if point == "linear_input" and recipe.activations is not None:
-            linear_input_grid(ranges, rest, recipe.activations)
+            if recipe.activations.range == "static":
+                linear_input_grid(ranges, rest, recipe.activations.bits)
         elif point == "attention_logit" and recipe.logits is not None:
             layer, _, map_ = rest.partition("/map ")
             if recipe.logits.range == "static":

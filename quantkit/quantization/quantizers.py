@@ -18,11 +18,13 @@ from quantkit.numerics.affine import (
 from quantkit.numerics.granularity import PerRow, logit_granularity
 from quantkit.probes import Activation, AttentionLogits, LogitTile, LogitTransform
 from quantkit.quantization.grids import linear_input_grid, logit_qtype, static_logit_grid
-from quantkit.recipe import LogitQuant
+from quantkit.recipe import ActivationQuant, LogitQuant
 from quantkit.results import Range
 
 
-def input_quantizer(bits: int, ranges: Mapping[str, Range]) -> Callable[[Activation], Tensor]:
+def input_quantizer(
+    quant: ActivationQuant, ranges: Mapping[str, Range]
+) -> Callable[[Activation], Tensor]:
     """Returns a `linear_input` callback: the static asymmetric signed grid of each module.
 
     Raises:
@@ -32,7 +34,7 @@ def input_quantizer(bits: int, ranges: Mapping[str, Range]) -> Callable[[Activat
 
     def quantizer(visit: Activation) -> Tensor:
         if visit.name not in grids:
-            grids[visit.name] = linear_input_grid(ranges, visit.name, bits)
+            grids[visit.name] = linear_input_grid(ranges, visit.name, quant.bits)
         grid = grids[visit.name]
         return fake_quantize(visit.tensor, grid.scale, grid.zero_point, grid.qtype)
 

@@ -29,7 +29,7 @@ from quantkit.quantization.names import (
 )
 from quantkit.quantization.quantizers import input_quantizer, logit_quantizer
 from quantkit.quantization.smoothing import smoothed
-from quantkit.recipe import LogitQuant, Recipe
+from quantkit.recipe import BitsAndBytes, LogitQuant, Recipe, WeightQuant
 from quantkit.results import Range, Smoothing
 
 
@@ -153,8 +153,12 @@ def _chosen(
 
 @contextmanager
 def _quantized_weights(
-    model: PreTrainedModel, bits: int, quantizers: Quantizers, ranges: WeightRanges | None
+    model: PreTrainedModel,
+    quant: WeightQuant | BitsAndBytes,
+    quantizers: Quantizers,
+    ranges: WeightRanges | None,
 ) -> Iterator[None]:
+    bits = quant.bits
     qtype = QType(bits=bits, signed=True, narrow=True)
     originals: dict[str, Tensor] = {}
     on = set(quantizers.names)

@@ -55,12 +55,21 @@ from quantkit.results.stats import (
     TokenOutlier,
     TopEntry,
 )
-from quantkit.results.sweep import Cell, Delta, Sweep
+from quantkit.results.sweep import (
+    AttentionMass,
+    Cell,
+    Delta,
+    Fired,
+    SeedSpread,
+    Sweep,
+    TaskInfo,
+)
 from quantkit.results.weights import WeightFigures, WeightsInfo
 
 __all__ = [
     "TOP_RANKS",
     "Accuracy",
+    "AttentionMass",
     "Calibration",
     "Cell",
     "CurveStep",
@@ -72,6 +81,7 @@ __all__ = [
     "DrawnHistogram",
     "Export",
     "FileInfo",
+    "Fired",
     "GroupStats",
     "HiddenCurve",
     "Interval",
@@ -88,12 +98,14 @@ __all__ = [
     "QuantizerInfo",
     "Range",
     "Ranges",
+    "SeedSpread",
     "Sensitivity",
     "Smoothing",
     "StabilityPoint",
     "Stats",
     "StatsSummary",
     "Sweep",
+    "TaskInfo",
     "TensorDiagnosis",
     "TokenClass",
     "TokenOutlier",

@@ -79,8 +79,8 @@ def sensitivity(
         ProbeError: an error that is not finite, by unit.
     """
     require_ranges(loaded.model, recipe, ranges.tensors)
-    if weight_ranges is not None and recipe.weights is not None:
-        weight_ranges.require_width(recipe.weights)
+    if weight_ranges is not None and recipe.weight_bits is not None:
+        weight_ranges.require_width(recipe.weight_bits)
     names = quantizer_names(loaded.model, recipe)
     units = units_of(loaded.model, names, recipe, group=group, weights=weights)
     bench = Bench.of(loaded, recipe, ranges, units, weight_ranges)

@@ -19,7 +19,7 @@ from quantkit.models import load, sha256_of
 from quantkit.numerics.affine import RangeError
 from quantkit.pipelines import run_calibrate, run_export, run_sensitivity, run_sweep
 from quantkit.probes import linear_modules
-from quantkit.recipe import Recipe
+from quantkit.recipe import Recipe, WeightQuant
 from quantkit.results import Ranges, Sensitivity, Sweep, WeightsInfo, read_json
 from quantkit.sweeps import run_cells
 
@@ -199,7 +199,7 @@ def test_a_kept_cell_of_other_ranges_of_weights_is_measured_again(
         cells, _ = run_cells(
             loaded,
             text,
-            [Recipe(), Recipe(weights=3)],
+            [Recipe(), Recipe(weights=WeightQuant(bits=3))],
             ranges=read_json(run / "ranges.json", Ranges),
             weight_ranges=load_weight_ranges(run / "weights.safetensors", weights_of(run).sha256),
             batch_size=2,

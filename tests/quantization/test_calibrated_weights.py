@@ -15,7 +15,7 @@ from quantkit.numerics.granularity import weight_granularity
 from quantkit.numerics.methods import parse_method
 from quantkit.probes import linear_modules
 from quantkit.quantization import fake_quantized
-from quantkit.recipe import Recipe
+from quantkit.recipe import Recipe, WeightQuant
 
 
 def ranges_of(model: Any, words: str, bits: int, method: str = "mse") -> WeightRanges:
@@ -44,7 +44,9 @@ def test_weights_lie_on_their_ranges(
     ranges = ranges_of(tiny_llama, words, bits)
     before = {name: m.weight.detach().clone() for name, m in linear_modules(tiny_llama)}
     places = {name: m.weight.data_ptr() for name, m in linear_modules(tiny_llama)}
-    with fake_quantized(tiny_llama, Recipe(weights=bits), weight_ranges=ranges) as quantizers:
+    with fake_quantized(
+        tiny_llama, Recipe(weights=WeightQuant(bits=bits)), weight_ranges=ranges
+    ) as quantizers:
         assert quantizers.hits == 2 * 7
         for name, module in linear_modules(tiny_llama):
             expected = oracle(before[name].numpy(), ranges.absmax[name].numpy(), bits, group)
@@ -57,9 +59,11 @@ def test_weights_lie_on_their_ranges(
 def test_minmax_by_channel_is_what_recipes_do_anyway(tiny_llama: Any) -> None:
     ranges = ranges_of(tiny_llama, "channel", 8, "minmax")
     for bits in (8, 4):  # min-max looks at no width
-        with fake_quantized(tiny_llama, Recipe(weights=bits)):
+        with fake_quantized(tiny_llama, Recipe(weights=WeightQuant(bits=bits))):
             plain = {name: m.weight.detach().clone() for name, m in linear_modules(tiny_llama)}
-        with fake_quantized(tiny_llama, Recipe(weights=bits), weight_ranges=ranges):
+        with fake_quantized(
+            tiny_llama, Recipe(weights=WeightQuant(bits=bits)), weight_ranges=ranges
+        ):
             for name, module in linear_modules(tiny_llama):
                 assert torch.equal(module.weight, plain[name]), name
 
@@ -71,7 +75,7 @@ def test_smaller_groups_lose_less(tiny_llama: Any) -> None:
     exact = tiny_llama.model.layers[0].mlp.up_proj.weight.detach().clone()
     for words in ("channel", "group:16", "group:8", "group:4"):
         ranges = ranges_of(tiny_llama, words, 4)
-        with fake_quantized(tiny_llama, Recipe(weights=4), weight_ranges=ranges):
+        with fake_quantized(tiny_llama, Recipe(weights=WeightQuant(bits=4)), weight_ranges=ranges):
             now = tiny_llama.model.layers[0].mlp.up_proj.weight.detach()
             errors.append(float((now - exact).double().square().sum()))
     assert errors == sorted(errors, reverse=True)
@@ -84,7 +88,7 @@ def test_a_weight_that_two_layers_share_is_quantized_once(tiny_llama: Any) -> No
     name = "model.layers.0.mlp.up_proj"
     for words, group in (("channel", None), ("group:8", 8)):
         ranges = ranges_of(tiny_llama, words, 3)
-        with fake_quantized(tiny_llama, Recipe(weights=3), weight_ranges=ranges):
+        with fake_quantized(tiny_llama, Recipe(weights=WeightQuant(bits=3)), weight_ranges=ranges):
             assert mlp.gate_proj.weight is mlp.up_proj.weight
             expected = oracle(before.numpy(), ranges.absmax[name].numpy(), 3, group)
             assert np.array_equal(mlp.up_proj.weight.detach().numpy(), expected)
@@ -102,7 +106,7 @@ def test_what_is_wrong_leaves_the_weights_alone(tiny_llama: Any) -> None:
         (ranges, 8, "by mse for 4 bits, and are asked for 8"),
         (lacking, 4, f"no range for the weight of '{last}'"),
     ):
-        recipe = Recipe(weights=bits)
+        recipe = Recipe(weights=WeightQuant(bits=bits))
         with (
             pytest.raises(InputError, match=said),
             fake_quantized(tiny_llama, recipe, weight_ranges=found),
@@ -110,6 +114,9 @@ def test_what_is_wrong_leaves_the_weights_alone(tiny_llama: Any) -> None:
             raise AssertionError("not reached")
         assert all(torch.equal(m.weight, before[name]) for name, m in linear_modules(tiny_llama))
     with fake_quantized(
-        tiny_llama, Recipe(weights=4), keep=[f"weight/{last}"], weight_ranges=lacking
+        tiny_llama,
+        Recipe(weights=WeightQuant(bits=4)),
+        keep=[f"weight/{last}"],
+        weight_ranges=lacking,
     ):
         pass  # nothing is asked of what stays in float

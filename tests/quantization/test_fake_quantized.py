@@ -25,7 +25,7 @@ from quantkit.calib_sets import TokenBatch, TokenSlice, text_slice
 from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.quantization import fake_quantized
-from quantkit.recipe import LogitQuant, Recipe
+from quantkit.recipe import LogitQuant, Recipe, WeightQuant
 from quantkit.results import Range
 from quantkit.tasks import score_blocks
 
@@ -275,7 +275,7 @@ def test_weights_are_restored_when_a_later_one_cannot_be_quantized(
     first = model.model.layers[0].self_attn.q_proj.weight.clone()
     with (
         pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"),
-        fake_quantized(model, Recipe(weights=4)),
+        fake_quantized(model, Recipe(weights=WeightQuant(bits=4))),
     ):
         raise AssertionError("not reached")
     assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, first)

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.errors import InputError
-from quantkit.recipe import LogitQuant, Recipe
+from quantkit.recipe import (
+    ActivationQuant,
+    BitsAndBytes,
+    CacheQuant,
+    LogitQuant,
+    ProbabilityQuant,
+    QueryKeyQuant,
+    Recipe,
+    WeightQuant,
+)
 
 logit_quants = st.builds(
     LogitQuant,
@@ -20,11 +29,58 @@ logit_quants = st.builds(
 ) | st.builds(
     LogitQuant, bits=st.integers(2, 15), granularity=st.just("row"), symmetric=st.booleans()
 )
+weight_quants = st.builds(
+    WeightQuant, bits=st.integers(2, 16), group_size=st.none() | st.integers(2, 512)
+)
+four_bits = st.builds(
+    BitsAndBytes, format=st.sampled_from(["nf4", "fp4"]), block=st.sampled_from([64, 128, 4096])
+)
+activation_quants = st.builds(
+    ActivationQuant,
+    bits=st.integers(2, 16),
+    range=st.sampled_from(["dynamic", "static"]),
+    symmetric=st.booleans(),
+) | st.builds(
+    ActivationQuant,
+    bits=st.integers(2, 16),
+    granularity=st.just("token"),
+    range=st.just("dynamic"),
+    symmetric=st.booleans(),
+)
+query_key_quants = st.builds(
+    QueryKeyQuant,
+    bits=st.integers(2, 15),
+    granularity=st.sampled_from(["token", "head", "tensor"]),
+    smooth=st.booleans(),
+)
+probability_quants = st.builds(ProbabilityQuant, bits=st.integers(2, 15)) | st.builds(
+    ProbabilityQuant,
+    bits=st.integers(2, 15),
+    range=st.sampled_from(["dynamic", "static"]),
+    granularity=st.sampled_from(["tensor", "head"]),
+)
+cache_quants = st.builds(
+    CacheQuant,
+    bits=st.integers(2, 15),
+    granularity=st.sampled_from(["tensor", "head"]),
+    range=st.sampled_from(["dynamic", "static"]),
+    symmetric=st.booleans(),
+) | st.builds(CacheQuant, bits=st.integers(2, 15), symmetric=st.booleans())
 recipes = st.builds(
     Recipe,
-    weights=st.none() | st.integers(2, 16),
-    activations=st.none() | st.integers(2, 16),
+    weights=st.none() | weight_quants | four_bits,
+    activations=st.none() | activation_quants,
     logits=st.none() | logit_quants,
+    queries_keys=st.none() | query_key_quants,
+    probabilities=st.none() | probability_quants,
+    cache=st.none() | cache_quants,
+) | st.builds(
+    Recipe,
+    weights=st.builds(
+        BitsAndBytes, format=st.just("llm-int8"), threshold=st.sampled_from([0.0, 3.5, 6.0, 20.0])
+    ),
+    logits=st.none() | logit_quants,
+    cache=st.none() | cache_quants,
 )
 
 
@@ -47,7 +103,10 @@ def test_any_text_is_a_recipe_or_an_input_error(text: str) -> None:
     ["none", "w8", "a16", "w8a8", "w8a8+logits4", "logits6", "logits4:head", "logits4:row",
      "logits4:tensor:static", "w4a8+logits8:head:static", "logits4:asymmetric",
      "logits4:row:asymmetric", "logits8:head:static:asymmetric",
-     "logits8:tensor:static:asymmetric"],
+     "logits8:tensor:static:asymmetric", "w4a16:group64", "w8a8:token", "w8a8:dynamic:symmetric",
+     "qk8", "qk8:smooth", "qk4:head", "probs8", "probs8:dynamic", "probs8:static", "kv4",
+     "kv4:static", "kv4:tensor:static", "nf4", "nf4:group128+a8", "llm-int8", "llm-int8:3.5",
+     "fp4+logits4+qk8+probs8+kv8"],
 )  # fmt: skip
 def test_canonical_names_stay(name: str) -> None:
     assert str(Recipe.parse(name)) == name
@@ -63,6 +122,11 @@ def test_canonical_names_stay(name: str) -> None:
         ("logits4:symmetric", "logits4"),
         ("logits4:asymmetric:static", "logits4:tensor:static:asymmetric"),
         (" W8A8 ", "w8a8"),
+        ("w8+a8", "w8a8"),
+        ("w8:channel", "w8"),
+        ("w4a8:token:group32", "w4a8:group32:token"),
+        ("probs8:row", "probs8:dynamic"),
+        ("kv8:static:head", "kv8:static"),
     ],
 )
 def test_other_spellings_have_one_name(name: str, canonical: str) -> None:
@@ -85,7 +149,16 @@ def test_other_spellings_have_one_name(name: str, canonical: str) -> None:
         ("logits4:asymetric", "Did you mean 'asymmetric'"),
         ("logits4:row:static:asymmetric", "cannot have a static range per row"),
         ("logits4+logits6", "twice"),
-        ("w8+a8", "twice"),
+        ("w8+w4", "names weights twice"),
+        ("w8+nf4", "names weights twice"),
+        ("w8a8+a4", "names activations twice"),
+        ("llm-int8+a8", "leave a8 out"),
+        ("w8:token", "unknown option 'token' of weights"),
+        ("a8:group32", "unknown option 'group32' of inputs"),
+        ("w8a8:token:static", "static range per token"),
+        ("probs8:unit:head", "have one scale"),
+        ("nf4:group32", "takes groups of 64"),
+        ("kv16", "2 to 15 bits"),
         ("logits16", "Leave the part out"),
         ("logits1", "2 to 15"),
         ("w1a8", "2 to 16"),

@@ -68,8 +68,8 @@ def run_cells(
     """
     for recipe in recipes:
         require_ranges(loaded.model, recipe, {} if ranges is None else ranges.tensors, keep=keep)
-        if weight_ranges is not None and recipe.weights is not None:
-            weight_ranges.require_width(recipe.weights)
+        if weight_ranges is not None and recipe.weight_bits is not None:
+            weight_ranges.require_width(recipe.weight_bits)
     scores: dict[str, tuple[BlockScores, int]] = {}
     digest = digest_of(ranges, keep)
     for done, recipe in enumerate(recipes):
@@ -195,8 +195,8 @@ def _cell(model: str, recipe: Recipe, scores: BlockScores, hits: int, seed: int)
         bits=UNQUANTIZED_BITS if logits is None else logits.bits,
         granularity=None if logits is None else logits.granularity,
         range=None if logits is None else logits.range,
-        weights=recipe.weights,
-        activations=recipe.activations,
+        weights=recipe.weight_bits,
+        activations=recipe.activation_bits,
         task="perplexity",
         metric="perplexity",
         value=scores.perplexity,
