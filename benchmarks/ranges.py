@@ -40,7 +40,9 @@ from quantkit.recipe import Recipe
 from quantkit.results import DataInfo, Ranges
 from quantkit.results.environment import environment
 from quantkit.search import sensitivity
-from quantkit.sweeps import run_cells
+from quantkit.sweeps import Subject, run_cells, unique
+from quantkit.sweeps.figures import cells_of, figures_of
+from quantkit.tasks import Perplexity
 
 OUT = Path(__file__).parent / "results" / "ranges.json"
 MODEL, TEXT = "smollm2", "pydoc"
@@ -143,21 +145,31 @@ class Stand:
     def score(self, name: str, recipe: str, keep: Collection[str] = ()) -> dict[str, Any]:
         """Returns a row, the float one for recipe `none`: a cell that is shared by all runs."""
         ranges = self.ranges(name)
-        (cells, _), seconds = timed(
-            f"{name}: {recipe}",
-            lambda: run_cells(
-                self.loaded,
-                self.text,
-                list(dict.fromkeys([Recipe(), Recipe.parse(recipe)])),
-                ranges=ranges,
-                weight_ranges=read_weights(str(self._run(name)), ranges),
-                keep=keep,
-                batch_size=BATCH_SIZE,
-                seed=SEED,
-                store=self.folder / "cells",
-            ),
+        task = Perplexity.of(self.text, self.loaded.tokenizer, batch_size=BATCH_SIZE)
+        subject = Subject(
+            loaded=self.loaded,
+            group=self.loaded.name,
+            tasks=[task],
+            ranges=ranges,
+            weight_ranges=read_weights(str(self._run(name)), ranges),
+            keep=keep,
         )
-        cell = cells[-1]
+        recipes = unique([Recipe(), Recipe.parse(recipe)])
+        measured, seconds = timed(
+            f"{name}: {recipe}",
+            lambda: run_cells(subject, recipes, store=self.folder / "cells"),
+        )
+        found = measured[-1]
+        figures = figures_of(
+            model=self.loaded.name,
+            recipe=found.recipe,
+            task=task.name,
+            items=task.item_hashes,
+            scores=found.scores,
+            fired=found.fired,
+            seed=SEED,
+        )
+        cell = cells_of(figures)[0]
         assert cell.recipe == recipe, cell.recipe
         return {
             "ranges": "float" if recipe == "none" else name,

@@ -60,12 +60,14 @@ def image_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         )
     require_pillow()
     process, words = preprocessing_of(loaded)
-    rows = _FileRows(files=chosen, process=process)
+    rows = FileRows(files=chosen, process=process)
     return slice_of(rows, loaded, source=source, skip=skip, preprocessing=words, named=named)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _FileRows:
+class FileRows:
+    """Image files as a model's inputs, each read when it is asked for."""
+
     files: list[Path]
     process: Callable[[Any], dict[str, Tensor]]
 

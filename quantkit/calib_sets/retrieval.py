@@ -2,8 +2,7 @@
 
 A haystack of distractor sentences holds N needles, "The magic number of CITY is NNNNNN."; R of them
 are asked for at the end. A sample is a function of its parameters and its index alone, on every
-version of Python and numpy: only the raw 64-bit stream of PCG64 is used, which numpy keeps (its
-`Generator` may change how it draws from it).
+version of Python and numpy (`draw.py`).
 
 Several needles, several questions, depth by depth: as Ye et al. 2024, "Differential Transformer",
 measure key information retrieval; the sentences and the generator are ours.
@@ -15,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
+from quantkit.calib_sets.draw import Draw
 from quantkit.errors import InputError
 
 CITIES: Final = (
@@ -147,7 +145,7 @@ def retrieval_sample(
         InputError: numbers that no sample can have.
     """
     _check(index, seed, needles, queries, sentences, depths)
-    draw = _Draw(seed, index)
+    draw = Draw(seed, index)
     cities = draw.several(len(CITIES), needles)
     numbers = draw.several(900_000, needles)
     places = [draw.below(sentences + 1) for _ in range(needles)]
@@ -180,25 +178,7 @@ def retrieval_sample(
     )
 
 
-class _Draw:
-    """Whole numbers from the raw stream of PCG64, which is the same on every version of numpy."""
-
-    def __init__(self, seed: int, index: int) -> None:
-        self._bits = np.random.PCG64(np.random.SeedSequence([seed, index]))
-
-    def below(self, limit: int) -> int:
-        """Returns a number of `range(limit)`; the bias is below limit / 2^64."""
-        return (int(self._bits.random_raw()) * limit) >> 64
-
-    def several(self, limit: int, count: int) -> list[int]:
-        """Returns different numbers of `range(limit)`."""
-        found: dict[int, None] = {}
-        while len(found) < count:
-            found.setdefault(self.below(limit))
-        return list(found)
-
-
-def _distractor(draw: _Draw) -> str:
+def _distractor(draw: Draw) -> str:
     def one(words: tuple[str, ...]) -> str:
         return words[draw.below(len(words))]
 

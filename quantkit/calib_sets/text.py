@@ -13,23 +13,21 @@ its start token, as in training on a text that is to be repeated.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from quantkit.calib_sets.batches import Span
 from quantkit.calib_sets.check import SetInfo, verified
-from quantkit.calib_sets.documents import documents_at
-from quantkit.calib_sets.find import NamedSet, find_set, set_names
+from quantkit.calib_sets.find import NamedSet, find_set
+from quantkit.calib_sets.plain_text import documents_of
 from quantkit.calib_sets.token_files import check_vocabulary, read_tokens
 from quantkit.calib_sets.token_slice import TokenBatch, TokenSlice, short_hash
-from quantkit.errors import InputError, suggest
+from quantkit.errors import InputError
 
-__all__ = ["PYDOC", "TokenBatch", "TokenSlice", "text_slice"]
+__all__ = ["PYDOC", "TokenBatch", "TokenSlice", "bos_tokens", "text_slice"]
 
 PYDOC: Final = "pydoc"
 
@@ -108,17 +106,28 @@ def text_slice(
     )
 
 
-def _around(tokenizer: Any, bos: str, encoder: bool) -> tuple[list[int], list[int]]:
-    """Returns the tokens before and after the text of a block."""
-    if bos == "never":
-        return [], []
+def bos_tokens(tokenizer: Any, bos: str) -> list[int]:
+    """Returns the BOS token, alone, where `bos` (`auto`, `always`, `never`) puts it before a text.
+
+    Raises:
+        InputError: `always` with a tokenizer that has none.
+    """
     token = tokenizer.bos_token_id
     if bos == "always" and token is None:
         raise InputError("--bos always: this tokenizer has no BOS token; use auto or never.")
+    if bos == "never" or token is None:
+        return []
+    added = bos == "always" or list(tokenizer("a")["input_ids"])[:1] == [token]
+    return [int(token)] if added else []
+
+
+def _around(tokenizer: Any, bos: str, encoder: bool) -> tuple[list[int], list[int]]:
+    """Returns the tokens before and after the text of a block."""
+    first = bos_tokens(tokenizer, bos)
+    if bos == "never" or not encoder:
+        return first, []
     plain, added = _encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
-    begins_with_bos = token is not None and (bos == "always" or added[:1] == [token])
-    first = [int(token)] if begins_with_bos else []
-    if not encoder or not plain:
+    if not plain:
         return first, []
     for start in range(len(added) - len(plain) + 1):
         if added[start : start + len(plain)] == plain:
@@ -155,25 +164,10 @@ def _text(source: str, tokenizer: Any, vocab_size: int | None) -> _Text:
         return _token_set(found, tokenizer, vocab_size)
     if tokenizer is None:
         raise InputError("the model folder has no tokenizer: expected one, to read text with.")
-    if found is not None:
-        if found.manifest.kind != "text":
-            raise InputError(
-                f"calibration set {found.name} holds {found.manifest.kind}: expected text or "
-                "tokens."
-            )
-        content, named = verified(found)
-        whole = found.manifest.cut == "blocks"
-        documents = ["\n\n".join(content.documents)] if whole else list(content.documents)
-        return _Text(documents=documents, whole=whole, sha256=content.sha256, named=named)
-    path = Path(source).expanduser()
-    if not path.exists():
-        hint = suggest(source, set_names("text", "tokens"))
-        raise InputError(f"text {source!r}: no such file or folder.{hint}")
-    documents, whole = documents_at(path, source)
-    if not any(document.strip() for document in documents):
-        raise InputError(f"{source} is empty: expected text.")
-    digest = hashlib.sha256("\x00".join(documents).encode()).hexdigest()
-    return _Text(documents=documents, whole=whole, sha256=digest)
+    text = documents_of(source)
+    return _Text(
+        documents=list(text.documents), whole=text.whole, sha256=text.sha256, named=text.named
+    )
 
 
 def _token_set(found: NamedSet, tokenizer: Any, vocab_size: int | None) -> _Text:

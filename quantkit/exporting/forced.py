@@ -31,7 +31,12 @@ from quantkit.exporting.graphs import save_graph, scopes_of
 from quantkit.exporting.parity import QUANTIZED_GATE, Batch, Gate, compare_logits
 from quantkit.onnx_runtime import open_decoder
 from quantkit.probes import Activation, AttentionLogits, LogitTile, LogitTransform, attach
-from quantkit.quantization import fake_quantized, input_quantizer, logit_quantizer
+from quantkit.quantization import (
+    Counter,
+    fake_quantized,
+    input_quantizer,
+    logit_quantizer,
+)
 from quantkit.recipe import Recipe
 from quantkit.results import Parity, Range
 
@@ -125,7 +130,7 @@ def forced_parity(
         return taps[name].real(arrays[taps[name].output])
 
     if recipe.activations is not None:
-        quantizer = input_quantizer(recipe.activations, ranges)
+        quantizer = input_quantizer(recipe.activations, ranges, Counter())
 
         def force_input(visit: Activation) -> Tensor | None:
             name = f"linear_input/{visit.name}"

@@ -30,7 +30,18 @@ from quantkit.jobs.export import ExportJob, with_attention_bits
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
 from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.jobs.stats import StatsJob, memory_limits
-from quantkit.jobs.sweep import SweepJob
+from quantkit.jobs.sweep import NamedModel, SweepJob
+from quantkit.jobs.tasks import (
+    TASKS,
+    IclSpec,
+    ImageClassificationSpec,
+    LmEvalSpec,
+    MultipleChoiceSpec,
+    NeedlesSpec,
+    PerplexitySpec,
+    TaskSpec,
+    parse_task,
+)
 from quantkit.numerics.methods import METHODS, WEIGHT_METHODS
 
 __all__ = [
@@ -54,17 +65,27 @@ __all__ = [
     "RANGE_GRANULARITIES",
     "SHIPPED_PAIR",
     "STATS_POINTS",
+    "TASKS",
     "UNTIL_STABLE_SAMPLES",
     "WEIGHT_METHODS",
     "CalibrateJob",
     "CompareJob",
     "ExportJob",
+    "IclSpec",
+    "ImageClassificationSpec",
     "Job",
+    "LmEvalSpec",
+    "MultipleChoiceSpec",
+    "NamedModel",
+    "NeedlesSpec",
+    "PerplexitySpec",
     "SensitivityJob",
     "StatsJob",
     "SweepJob",
+    "TaskSpec",
     "config_hash",
     "default_out",
     "memory_limits",
+    "parse_task",
     "with_attention_bits",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from quantkit.errors import InputError
 from quantkit.jobs.checks import (
+    check_choice,
     check_common,
     check_cpu,
     check_grid,
@@ -14,36 +18,74 @@ from quantkit.jobs.checks import (
     check_unread,
 )
 from quantkit.jobs.choices import DEFAULT_TEXT
-from quantkit.recipe import Recipe
+from quantkit.jobs.tasks import (
+    ImageClassificationSpec,
+    MultipleChoiceSpec,
+    PerplexitySpec,
+    TaskSpec,
+    parse_task,
+)
+from quantkit.recipe import LOGIT_GRIDS, RANGE_KINDS, UNQUANTIZED_BITS, Recipe
+
+_LABELLED: Final = re.compile(r"(?P<label>[A-Za-z0-9][\w.+-]*)=(?P<source>.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A model argument, `[LABEL=]MODEL`.
+
+    Attributes:
+        label: What it is called; the same for several seeds of one model. Empty: its own name.
+    """
+
+    label: str
+    source: str
+
+    @classmethod
+    def of(cls, text: str) -> NamedModel:
+        """Returns the parts; a path that exists is one, whatever it holds."""
+        match = None if Path(text).exists() else _LABELLED.fullmatch(text)
+        return cls(label="", source=text) if match is None else cls(**match.groupdict())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepJob:
-    """Accuracy of models x bits x granularity, and of other recipes.
+    """Accuracy of models x recipes x tasks: bits of the logits, and other recipes.
 
     Where `calib` names the same source as `eval`, evaluation skips the first `calib_samples`
     blocks: those that calibration takes. With `ranges` it skips those that they were made from.
 
     Attributes:
-        recipes: Measured beside the bits of the logits, e.g. `w8a8` or `logits4:head:static`.
-        ranges: A run with `ranges.json`, of the one model, for the `recipes`; its smoothing and its
-            ranges of weights are applied too. The bits of the logits stay dynamic.
+        models: Each `[LABEL=]MODEL`; models with one label are seeds of one.
+        tasks: Names in the grammar of `quantkit.jobs.tasks`.
+        recipes: Measured beside the bits of the logits, e.g. `w8a8` or `kv4`.
+        ranges: Runs with `ranges.json`, one a model, for static ranges; their smoothing and their
+            ranges of weights are applied to every quantized row.
         keep: Quantizers that stay in float in every row: their names, or a run with
             `sensitivity.json` for those that it suggests.
         allow_overlap: Run although calibration has seen the text, or nobody can tell.
+        range, grid: Of the logits' bits: `dynamic`, `static`; `symmetric`, `asymmetric`.
+        seq_len, samples: Blocks of the perplexity; `seq_len` is also the longest prompt of
+            `needles` and `icl`.
+        items: Of every other task, at most.
+        seed: Of generated and drawn items, and of the bootstrap.
     """
 
     models: tuple[str, ...]
+    tasks: tuple[str, ...] = ("perplexity",)
     eval: str = DEFAULT_TEXT
     calib: str | None = DEFAULT_TEXT
     recipes: tuple[str, ...] = ()
-    ranges: str | None = None
+    ranges: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     allow_overlap: bool = False
     bits: tuple[int, ...] = (16, 8, 6, 4)
     granularity: tuple[str, ...] = ("tensor", "head", "row")
+    range: tuple[str, ...] = ("dynamic",)
+    grid: tuple[str, ...] = ("symmetric",)
     seq_len: int = 512
     samples: int = 64
+    items: int = 200
     calib_samples: int = 128
     batch_size: int = 4
     dtype: str = "float32"
@@ -58,20 +100,79 @@ class SweepJob:
         check_common(self.seq_len, self.batch_size, self.dtype, self.bos)
         check_cpu(self.device)
         check_positive("samples", self.samples)
+        check_positive("items", self.items)
         check_positive("calib-samples", self.calib_samples, least=0)
+        check_positive("seed", self.seed, least=0)
         check_grid(self.bits, self.granularity)
+        for word in self.range:
+            check_choice("range", word, RANGE_KINDS)
+        for word in self.grid:
+            check_choice("grid", word, LOGIT_GRIDS)
+        self._check_ranges()
+        self._check_tasks()
+
+    @property
+    def specs(self) -> tuple[TaskSpec, ...]:
+        """The tasks as data."""
+        return tuple(map(parse_task, self.tasks))
+
+    @property
+    def named(self) -> tuple[NamedModel, ...]:
+        """The models with their labels."""
+        return tuple(map(NamedModel.of, self.models))
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the models are classifiers of images."""
+        return any(isinstance(spec, ImageClassificationSpec) for spec in self.specs)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a task is made from the evaluation text."""
+        return any(
+            isinstance(spec, PerplexitySpec)
+            or (isinstance(spec, MultipleChoiceSpec) and spec.source is None)
+            for spec in self.specs
+        )
+
+    def _check_ranges(self) -> None:
+        is_swept = any(width != UNQUANTIZED_BITS for width in self.bits)
+        if is_swept and self.range == ("static",) and set(self.granularity) == {"row"}:
+            raise InputError(
+                "--range static has no rows per row of the logits: their rows are not those of the "
+                "calibration text. Add --granularity tensor or head."
+            )
+        if is_swept and "static" in self.range and not self.ranges:
+            raise InputError(
+                "--range static reads calibrated ranges: give --ranges RUN, the folder of a "
+                "`quantkit calibrate`."
+            )
         for recipe in map(Recipe.parse, self.recipes):
-            if recipe.needs_ranges and self.ranges is None:
+            if recipe.needs_ranges and not self.ranges:
                 raise InputError(
                     f"recipe {recipe} reads calibrated ranges: give --ranges RUN, the folder of a "
                     "`quantkit calibrate`."
                 )
-        if self.ranges is not None and not self.recipes:
+        if self.ranges and not self.recipes and "static" not in self.range:
             raise InputError(
-                "--ranges are read by the recipes of --quantize, and none is given: add e.g. "
-                "--quantize w8a8 or --quantize logits8:head:static."
+                "--ranges are read by --range static and by the recipes of --quantize, and neither "
+                "is given: add e.g. --quantize w8a8 or --range static."
             )
-        if self.ranges is not None:
-            check_unread(self, ("calib", "calib_samples", "bos"), "--ranges RUN")
-        if self.ranges is not None and len(self.models) > 1:
-            raise InputError("--ranges are of one model: sweep the models one by one.")
+        if self.ranges:
+            check_unread(self, ("calib", "calib_samples"), "--ranges RUN")
+            if self.reads_text:
+                check_unread(self, ("bos",), "--ranges RUN")
+
+    def _check_tasks(self) -> None:
+        if not self.tasks:
+            raise InputError("--task is empty; expected e.g. perplexity,multiple-choice.")
+        names = [str(spec) for spec in self.specs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(f"task {twice[0]!r} is named twice.")
+        images = [isinstance(spec, ImageClassificationSpec) for spec in self.specs]
+        if any(images) and not all(images):
+            raise InputError(
+                "image-classification and tasks of text have no model in common: sweep them one by "
+                "one."
+            )

@@ -8,7 +8,7 @@ Rules of this file:
 2. Saturation happens before the zero point is added; the bounds are integers, so this is the
    same number, and it stays exact where x / scale is beyond any integer type (or is infinite).
 3. A quantized zero comes back as +0.0, as it does from an integer.
-4. `scale` and `zero_point` broadcast against `x`. No argument is changed.
+4. `scale` and `zero_point` broadcast against `x`. No argument but `out` is changed.
 5. NaN has no place on the grid. `check_range` refuses it in a range, by name; `quantize` sends it
    to qmin, as ONNX Runtime does on x86 (ONNX itself leaves it open).
 """
@@ -80,14 +80,25 @@ class QParams:
             ) from error
 
 
-def _steps(x: Tensor, scale: Tensor, zero_point: Tensor | int, qtype: QType) -> Tensor:
-    """Returns q - zero_point as a fresh float32 tensor of whole numbers (NaN stays NaN)."""
-    steps = torch.div(x.to(torch.float32), scale.to(torch.float32))
+def _steps(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | int,
+    qtype: QType,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Returns q - zero_point as float32 whole numbers (NaN stays NaN), fresh or in `out`."""
+    steps = torch.div(x.to(torch.float32), scale.to(torch.float32), out=out)
     steps.round_()  # half to even
     if isinstance(zero_point, int):
         return steps.clamp_(qtype.qmin - zero_point, qtype.qmax - zero_point)
     offset = zero_point.to(torch.float32)  # exact: at most 16 bits
-    return torch.clamp(steps, qtype.qmin - offset, qtype.qmax - offset)
+    low, high = qtype.qmin - offset, qtype.qmax - offset
+    if out is None:
+        return torch.clamp(steps, low, high)
+    # the same numbers as clamp, which takes two broadcast bounds one element at a time
+    torch.maximum(steps, low, out=steps)
+    return torch.minimum(steps, high, out=steps)
 
 
 def quantize(x: Tensor, scale: Tensor, zero_point: Tensor | int, qtype: QType) -> Tensor:
@@ -105,14 +116,24 @@ def dequantize(q: Tensor, scale: Tensor, zero_point: Tensor | int) -> Tensor:
     return (q.to(torch.int32) - zero_point).to(torch.float32) * scale.to(torch.float32)
 
 
-def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor | int, qtype: QType) -> Tensor:
+def fake_quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | int,
+    qtype: QType,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Returns `dequantize(quantize(x))` in the dtype of `x`, without the integers in between.
 
     The same bits as the two calls, except that a NaN stays NaN: a simulation should not hide one.
     For a bfloat16 or float16 `x` the grid is float32's and the result is rounded once at the end.
+    `out`, float32 and shaped as `x`, takes the result and may be `x` itself.
     """
-    steps = _steps(x, scale, zero_point, qtype)
+    steps = _steps(x, scale, zero_point, qtype, out)
     steps += 0.0  # -0.0 becomes +0.0
+    if out is not None:
+        return steps.mul_(scale.to(torch.float32))
     return (steps * scale.to(torch.float32)).to(x.dtype)
 
 

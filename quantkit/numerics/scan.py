@@ -10,7 +10,6 @@ The compiled pass needs numba and the CPU; without either `Bundle.update` does t
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from threading import Lock
@@ -27,6 +26,7 @@ from quantkit.numerics.observers.histogram import Histogram
 from quantkit.numerics.observers.minmax import MinMax
 from quantkit.numerics.observers.moments import Moments
 from quantkit.numerics.observers.topk import MISSING, TopK
+from quantkit.numerics.threads import pool, side_by_side
 
 _CELLS: Final = 1 << 16  # sign, exponent and 7 bits of mantissa: the upper half of a float32
 _MANTISSA_BITS: Final = 7
@@ -164,21 +164,7 @@ class RowScan:
 
         A worker may `add` with its own number, and share nothing else.
         """
-        if self.workers == 1:
-            work(0)
-            return
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            others = [_threads(self.workers).submit(work, n) for n in range(1, self.workers)]
-            try:
-                work(0)
-            finally:
-                wait(others)  # nobody writes to the scan any more
-            for other in others:
-                other.result()
-        finally:
-            torch.set_num_threads(threads)
+        side_by_side(work, self.workers)
 
     def add(
         self,
@@ -236,7 +222,7 @@ class RowScan:
             kernel(worker, 1, *inputs, *arrays)
             return
         others = [
-            _threads(self.workers).submit(kernel, part, self.workers, *inputs, *arrays)
+            pool(self.workers).submit(kernel, part, self.workers, *inputs, *arrays)
             for part in range(1, self.workers)
         ]
         kernel(0, self.workers, *inputs, *arrays)
@@ -384,9 +370,3 @@ def _number(key: Tensor) -> Tensor:
 def _named_moments(part: Tensor) -> Moments:
     names = ("count", "mean", "m2", "m3", "m4")
     return Moments.from_state(dict(zip(names, part.unbind(1), strict=True)))
-
-
-@cache
-def _threads(parts: int) -> ThreadPoolExecutor:
-    """Returns threads for all workers but the caller's; made once, for all scans."""
-    return ThreadPoolExecutor(max_workers=max(1, parts - 1), thread_name_prefix="quantkit-scan")

@@ -5,9 +5,10 @@ from quantkit.pipelines.compare import run_compare
 from quantkit.pipelines.export import run_export
 from quantkit.pipelines.sensitivity import run_sensitivity
 from quantkit.pipelines.stats import run_stats
-from quantkit.pipelines.sweep import run_sweep
+from quantkit.pipelines.sweep import plan_sweep, run_sweep
 
 __all__ = [
+    "plan_sweep",
     "run_calibrate",
     "run_compare",
     "run_export",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantkit.calib_sets import TokenSlice
 from quantkit.jobs import CompareJob
-from quantkit.models import LoadedModel
 from quantkit.pipelines.export import export_into, ranges_into, require_passed, two_slices
 from quantkit.pipelines.inputs import load_decoder, require_names
 from quantkit.pipelines.runs import running
@@ -14,7 +12,8 @@ from quantkit.pipelines.stats import stats_into
 from quantkit.pipelines.sweep import sweep_into
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
-from quantkit.sweeps import logit_recipes
+from quantkit.sweeps import Subject, logit_recipes
+from quantkit.tasks import Perplexity
 
 
 def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
@@ -25,7 +24,8 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     """
     with running("compare", job) as run:
         if not run.finished:
-            pairs: list[tuple[LoadedModel, TokenSlice]] = []
+            subjects: list[Subject] = []
+            data = []
             models = [load_decoder(name, job) for name in job.models]
             require_names(models)
             for loaded in models:
@@ -42,12 +42,14 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
                 stats_into(loaded, calib, folder, job.batch_size, progress, Processes())
                 ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
                 export_into(loaded, held, ranges, folder, job, progress)
-                pairs.append((loaded, held.text))
+                task = Perplexity.of(held.text, loaded.tokenizer, batch_size=job.batch_size)
+                subjects.append(Subject(loaded=loaded, group=loaded.name, tasks=[task]))
+                data.append(held.noted(task.data))
             sweep_into(
-                pairs,
+                subjects,
                 run.folder,
                 recipes=logit_recipes(job.bits, job.granularity),
-                batch_size=job.batch_size,
+                data=data[0],
                 seed=job.seed,
                 progress=progress,
             )

@@ -5,124 +5,106 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantkit.calib_sets import TokenSlice, text_slice
-from quantkit.calibration import WeightRanges
-from quantkit.jobs import SweepJob
-from quantkit.models import LoadedModel
-from quantkit.pipelines.headline import headline
-from quantkit.pipelines.held_out import (
-    HeldOut,
-    held_out,
-    kept_in_float,
-    read_ranges,
-    require_unchanged,
-)
-from quantkit.pipelines.inputs import load_decoder, require_names
+from quantkit.jobs import SweepJob, default_out
+from quantkit.pipelines.held_out import kept_in_float, require_unchanged
 from quantkit.pipelines.runs import running
-from quantkit.pipelines.weights import read_weights
+from quantkit.pipelines.sweep_result import sweep_of
+from quantkit.pipelines.sweep_subjects import Calibrated, read_calibrated, subjects_of
+from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
-from quantkit.results import Ranges, Sweep, read_json, write_json
-from quantkit.results.environment import environment
-from quantkit.sweeps import digest_of, logit_recipes, run_cells
+from quantkit.results import DataInfo, Plan, Sweep, read_json, write_json
+from quantkit.sweeps import (
+    Subject,
+    digest_of,
+    logit_recipes,
+    planned,
+    ranges_digest,
+    run_cells,
+    unique,
+)
+
+ALONE = Processes()
+CELLS = "cells"
 
 
 def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
-    """Returns the folder with `sweep.json`; finished cells stand in `cells/`."""
-    with running("sweep", job) as run:
-        ranges, weight_ranges = None, None
-        if job.ranges is not None:
-            ranges = read_ranges(job.ranges)
-            weight_ranges = read_weights(job.ranges, ranges)
-        keep = kept_in_float(job.keep)
+    """Returns the folder with `sweep.json`; finished cells stand in `cells/`.
+
+    Several processes (`accelerate launch`, torchrun) share the batches; the first one writes.
+    """
+    with joined() as processes, running("sweep", job, processes) as run:
+        calibrated = processes.everywhere(lambda: read_calibrated(job.ranges))
+        keep = processes.everywhere(lambda: kept_in_float(job.keep))
         if run.finished:
             path = run.folder / "sweep.json"
-            require_unchanged(path, read_json(path, Sweep).ranges_sha256, digest_of(ranges, keep))
-            return run.folder
-        models = [load_decoder(name, job) for name in job.models]
-        require_names(models)
-        pairs: list[tuple[LoadedModel, TokenSlice]] = []
-        held: HeldOut | None = None
-        for loaded in models:
-            if ranges is not None and job.ranges is not None:
-                held = held_out(
-                    job.eval,
-                    job.ranges,
-                    ranges,
-                    loaded,
-                    seq_len=job.seq_len,
-                    samples=job.samples,
-                    allow_overlap=job.allow_overlap,
-                )
-                pairs.append((loaded, held.text))
-                continue
-            text = text_slice(
-                job.eval,
-                loaded.tokenizer,
-                seq_len=job.seq_len,
-                samples=job.samples,
-                skip=job.calib_samples if job.calib == job.eval else 0,
-                bos=job.bos,
+            now = _digest(calibrated, keep)
+            processes.everywhere(
+                lambda: require_unchanged(path, read_json(path, Sweep).ranges_sha256, now)
             )
-            pairs.append((loaded, text))
+            return run.folder
+        subjects, data = subjects_of(job, calibrated, keep, processes)
         sweep_into(
-            pairs,
+            subjects,
             run.folder,
-            recipes=[
-                *logit_recipes(job.bits, job.granularity),
-                *map(Recipe.parse, job.recipes),
-            ],
-            ranges=ranges,
-            weight_ranges=weight_ranges,
-            keep=keep,
-            held=held,
-            batch_size=job.batch_size,
+            recipes=recipes_of(job),
+            data=data[0],
             seed=job.seed,
+            processes=processes,
             progress=progress,
         )
-        run.finish()
+        processes.at_first(run.finish)
         return run.folder
 
 
+def plan_sweep(job: SweepJob, *, progress: Progress = silent) -> Plan:
+    """Returns what `run_sweep` would do, and about how long it would take; nothing is written."""
+    folder = default_out("sweep", job)
+    calibrated = read_calibrated(job.ranges)
+    subjects, _ = subjects_of(job, calibrated, kept_in_float(job.keep), ALONE)
+    cells = [
+        cell
+        for subject in subjects
+        for cell in planned(subject, recipes_of(job), store=folder / CELLS, progress=progress)
+    ]
+    return Plan(folder=str(folder), cells=cells)
+
+
+def recipes_of(job: SweepJob) -> list[Recipe]:
+    """Returns the rows of every model and task, the float one first."""
+    swept = logit_recipes(job.bits, job.granularity, job.range, job.grid)
+    return unique([*swept, *map(Recipe.parse, job.recipes)])
+
+
 def sweep_into(
-    pairs: list[tuple[LoadedModel, TokenSlice]],
+    subjects: Sequence[Subject],
     folder: Path,
     *,
     recipes: Sequence[Recipe],
-    ranges: Ranges | None = None,
-    weight_ranges: WeightRanges | None = None,
-    keep: Sequence[str] = (),
-    held: HeldOut | None = None,
-    batch_size: int,
+    data: DataInfo,
     seed: int,
+    processes: Processes = ALONE,
     progress: Progress,
-) -> Sweep:
-    cells, deltas = [], []
-    for loaded, text in pairs:
-        more_cells, more_deltas = run_cells(
-            loaded,
-            text,
-            recipes,
-            ranges=ranges,
-            weight_ranges=weight_ranges,
-            keep=keep,
-            batch_size=batch_size,
-            seed=seed,
-            store=folder / "cells",
-            progress=progress,
-        )
-        cells += more_cells
-        deltas += more_deltas
-    data = pairs[0][1].info(batch_size)
-    sweep = Sweep(
-        models=[loaded.info() for loaded, _ in pairs],
-        data=data if held is None else held.noted(data),
-        environment=environment(),
-        cells=cells,
-        deltas=deltas,
-        headline=headline(cells, deltas),
-        ranges_sha256=digest_of(ranges, keep),
-        kept=list(keep),
-    )
-    write_json(folder / "sweep.json", sweep)
-    return sweep
+) -> None:
+    """Measures all cells and writes `sweep.json`.
+
+    Args:
+        data: What the file says about its evaluation text.
+    """
+    for subject in subjects:  # what one lacks must not show after hours of another's cells
+        subject.require(recipes)
+    measured = [
+        run_cells(subject, recipes, store=folder / CELLS, processes=processes, progress=progress)
+        for subject in subjects
+    ]
+
+    def write() -> None:
+        sweep = sweep_of(subjects, measured, data=data, seed=seed, progress=progress)
+        write_json(folder / "sweep.json", sweep)
+
+    processes.at_first(write)
+
+
+def _digest(calibrated: Sequence[Calibrated], keep: Sequence[str]) -> str:
+    own = [digest_of(found.ranges, keep) for found in calibrated]
+    return ranges_digest(own or [digest_of(None, keep)])

@@ -5,14 +5,18 @@ from quantkit.probes.attach import POINTS, attach, require_seen
 from quantkit.probes.attention import (
     TILE_ROWS,
     AttentionLogits,
-    LogitBlock,
-    LogitTile,
-    LogitTransform,
     grouped_logits,
 )
 from quantkit.probes.attention_probe import AttentionValue
 from quantkit.probes.hits import Attachment, Hits
 from quantkit.probes.masks import Spans
+from quantkit.probes.pieces import (
+    AttentionEdit,
+    BlockTransform,
+    LogitBlock,
+    LogitTile,
+    LogitTransform,
+)
 from quantkit.probes.record import record_qk
 
 __all__ = [
@@ -20,8 +24,10 @@ __all__ = [
     "TILE_ROWS",
     "Activation",
     "Attachment",
+    "AttentionEdit",
     "AttentionLogits",
     "AttentionValue",
+    "BlockTransform",
     "Hits",
     "LogitBlock",
     "LogitTile",

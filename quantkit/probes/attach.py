@@ -3,9 +3,10 @@
 Points and what their callbacks get:
 
 * `attention_logit`: an `AttentionLogits` a layer and map. Returning None looks; returning a
-  function of a tile replaces the logits, in every call that the layer makes with the same q and k.
-* `attention_value`: an `AttentionValue` an attention call, to look at; of the modules that hand
-  their values to transformers' registry or to `scaled_dot_product_attention`.
+  function of a tile replaces the logits, an `AttentionEdit` also queries, keys and softmax
+  outputs, in every call that the layer makes with the same q and k.
+* `attention_value`: an `AttentionValue` an attention call; returning a tensor replaces it. Of the
+  modules that hand their values to transformers' registry or to `scaled_dot_product_attention`.
 * `hidden_state`: an `Activation`, the output of a layer after both residual additions.
 * `attention_output`: the output of each attention module (of BERT's, before its dense layer).
 * `linear_input`: the input of each `nn.Linear` and `Conv1D` (the output head is left out).

@@ -6,7 +6,8 @@ softcap and softmax, in float32. Nothing of size query x key is ever held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, Self, TypeGuard
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quantkit.probes.masks import LazyMask, Spans, valid_rows
+from quantkit.probes.pieces import AttentionEdit, LogitBlock, LogitTile
 
 TILE_ROWS: Final = 128
 """Query rows per tile: 8 heads x 128 x 8,192 keys of float32 take 34 MB."""
@@ -22,52 +24,8 @@ BLOCK_ELEMENTS: Final = 1 << 19
 """Logits per block: 2 MB of float32, about a core's second-level cache."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LogitTile:
-    """Some query rows of one attention map.
-
-    Attributes:
-        start: Index of the first query row.
-        logits: float32 `[batch, heads, rows, key]`; `key` may end early where all that follows
-            is masked.
-        valid: bool `[batch, heads or 1, rows, key]`: neither causally masked, nor outside a
-            window, nor padding on either side. All True where masked entries are to be counted.
-        attended: What `valid` is where masked entries are not counted.
-    """
-
-    start: int
-    logits: Tensor
-    valid: Tensor
-    attended: Tensor
-
-
-LogitTransform = Callable[[LogitTile], Tensor]
-"""Given a tile, returns what takes the logits' place, the same shape."""
 Place = tuple[int | slice, slice, slice, slice]
 """(sequence, heads, query rows, keys) of a map."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LogitBlock:
-    """Some query rows of some heads of one sequence; the memory is used again for the next block.
-
-    Attributes:
-        sequence: Index in the batch; `head`: index of the first head.
-        row, column: The query and the key that `logits[:, 0, 0]` stands for.
-        logits: float32 `[heads, rows, keys]`, contiguous.
-        lo, hi: int64 `[rows]`, on the CPU: the valid keys of a row are `lo <= key < hi`, in
-            columns of `logits`; none where `lo == hi`.
-        valid: bool `[heads or 1, rows, keys]` where a row's valid keys have holes, else None.
-    """
-
-    sequence: int
-    head: int
-    row: int
-    column: int
-    logits: Tensor
-    lo: Tensor
-    hi: Tensor
-    valid: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +90,13 @@ class AttentionLogits:
         """Whether the model changes the logits before it masks them."""
         return self.softcap is not None or self.bias is not None
 
+    def edited(self, edit: AttentionEdit | None) -> Self:
+        """Returns the map of the queries and keys that an edit puts in the place of its own."""
+        if edit is None or (edit.query is None and edit.key is None):
+            return self
+        query = self.query if edit.query is None else edit.query
+        return replace(self, query=query, key=self.key if edit.key is None else edit.key)
+
     def of_sequence(self, index: int) -> Self:
         """Returns the map of one sequence of the batch, as a batch of one."""
 
@@ -192,6 +157,11 @@ class AttentionLogits:
         rows = slice(tile.start, tile.start + logits.shape[2])
         return self._modified(logits, (slice(None), slice(None), rows, slice(logits.shape[3])))
 
+    def modify(self, block: LogitBlock) -> None:
+        """Does the same to the logits of a block, in place."""
+        place = (block.sequence, block.heads, block.rows, block.keys)
+        self._modified(block.logits, place, out=block.logits)
+
     def spans(self) -> Spans:
         """Returns the keys of each query row that count: attended ones, or all."""
         if self.all_entries:
@@ -215,6 +185,13 @@ class AttentionLogits:
             known[id(self.mask)] = (held, spans)
         return known[id(self.mask)][1]
 
+    def query_is_real(self) -> Tensor:
+        """Returns which queries are no padding, bool `[batch, query]`."""
+        if self.real_queries is not None:
+            return self.real_queries
+        batch, _, queries, _ = self.query.shape
+        return torch.ones(batch, queries, dtype=torch.bool, device=self.query.device)
+
     def real_keys(self) -> Tensor:
         """Returns which keys are no padding, bool `[batch, key]`.
 
@@ -223,9 +200,7 @@ class AttentionLogits:
         batch, _, queries, _ = self.query.shape
         keys = self.key.shape[2]
         if not self.is_cross and keys == queries:
-            if self.real_queries is not None:
-                return self.real_queries
-            return torch.ones(batch, keys, dtype=torch.bool, device=self.key.device)
+            return self.query_is_real()
         seen = torch.zeros(batch, keys, dtype=torch.bool, device=self.key.device)
         for start in range(0, queries, TILE_ROWS):
             seen |= self._valid(start, min(start + TILE_ROWS, queries)).flatten(1, 2).any(1)
@@ -253,7 +228,8 @@ class AttentionLogits:
         per_kv = self.heads // groups
         widest = per_kv * int(spans.counts.max()) if spans.counts.numel() else 0
         height = min(max(BLOCK_ELEMENTS // max(widest, 1), 32), TILE_ROWS)
-        buffer = torch.empty(0, device=self.query.device)
+        most = min(max(BLOCK_ELEMENTS, height * widest), groups * height * widest)
+        buffer = torch.empty(most, device=self.query.device)
         turn = -1
         wanted = range(self.query.shape[0]) if sequence is None else (sequence,)
         for index, start in product(wanted, range(0, queries, height)):
@@ -276,7 +252,7 @@ class AttentionLogits:
                     continue
                 kv = slice(first, min(first + at_once, groups))
                 head = slice(first * per_kv, kv.stop * per_kv)
-                if buffer.numel() < size * at_once:
+                if buffer.numel() < size * (kv.stop - first):  # spans that move on, as windows do
                     buffer = torch.empty(size * at_once, device=self.query.device)
                 logits = buffer[: size * (kv.stop - first)].view(
                     -1, rows.stop - start, right - left
@@ -303,12 +279,17 @@ class AttentionLogits:
             out.copy_(self.given[sequence, head, rows, keys])
             return
         per_kv = (head.stop - head.start) // (kv.stop - kv.start)
+        # a factor inside the product rounds as one after it only where it is a power of two
+        is_exact = math.frexp(self.scale)[0] == 0.5
         for index in range(kv.start, kv.stop):
             part = slice((index - kv.start) * per_kv, (index - kv.start + 1) * per_kv)
             queries = self.query[sequence, head][part, rows].float().flatten(0, 1)
             against = self.key[sequence, index, keys].float().T
             flat = out[part].flatten(0, 1)
-            torch.addmm(flat, queries, against, beta=0, alpha=self.scale, out=flat)
+            inside = self.scale if is_exact else 1.0
+            torch.addmm(flat, queries, against, beta=0, alpha=inside, out=flat)
+        if not is_exact:
+            out.mul_(self.scale)
 
     def _modified(self, logits: Tensor, place: Place, out: Tensor | None = None) -> Tensor:
         """Returns the logits at a place of the map after softcap and bias, in `out` if given."""

@@ -20,14 +20,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quantkit.errors import ProbeError
 from quantkit.models.families import attention_modules, layout_of, mixes_of
-from quantkit.probes.attention import AttentionLogits, LogitTransform
+from quantkit.probes.attention import AttentionLogits
 from quantkit.probes.hits import Hits, is_repeated
 from quantkit.probes.masks import LazyMask, Spans, split_additive
 from quantkit.probes.padding import Padding, arguments_of
-from quantkit.probes.split import split_maps
+from quantkit.probes.pieces import AttentionEdit
+from quantkit.probes.split import Pairs, split_maps
 
 Callback = Callable[[Any], Any]
-Pairs = list[tuple[AttentionLogits, LogitTransform | None]]
 
 _CROSS_INPUTS: Final = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 
@@ -47,7 +47,8 @@ class Frame:
     Attributes:
         batch: Sequences of its first input, None where it has none.
         heads: How many its attention has, where the call says so itself.
-        seen: (q, k, transforms) of its calls so far; held so that a repeat is told by identity.
+        seen: (q, k, edits) of its calls so far; held so that a repeat is told by identity.
+        values: (v, what replaces it) of its calls so far.
         by: Which source has reported it; a second one is not counted again.
     """
 
@@ -57,7 +58,7 @@ class Frame:
     heads: int | None = None
     is_cross: bool = False
     seen: list[tuple[Tensor, Tensor, Pairs]] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    values: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     by: str | None = None
 
 
@@ -110,7 +111,7 @@ class AttentionProbe:
         self.ran: set[str] = set()
         self.frames: list[Frame] = []
         self.quiet = 0
-        self._replaced: set[str] = set()  # modules whose logits the callback has replaced
+        self._replaced: set[str] = set()  # modules of which a callback has replaced something
         self._spans: dict[int, tuple[object, Spans]] = {}
         self._splits: Any = WeakTensorKeyDictionary()
 
@@ -169,10 +170,10 @@ class AttentionProbe:
     def see(
         self, frame: Frame, by: str, query: Tensor, key: Tensor, *, scale: float, **rest: Any
     ) -> Pairs:
-        """Returns each map of a call with what replaces its logits; calls back unless a repeat.
+        """Returns each map of a call with what replaces parts of it; calls back unless a repeat.
 
-        A forward that a backward pass repeats is not counted, and the callback hears of it only
-        where it replaced the logits before: the gradients need the same forward.
+        A forward that a backward pass repeats is not counted, and the callbacks hear of it only
+        where one replaced something before: the gradients need the same forward.
 
         Args:
             by: The source; what another one has reported in this run of the module is left out.
@@ -191,37 +192,44 @@ class AttentionProbe:
         if calls[0].name not in self.hits:
             self.hits[calls[0].name] = Hits()
         with self.calling_back():
-            transforms = [self.callback(_detached(call)) for call in calls]
-        if any(transform is not None for transform in transforms):
+            edits = [_edit(self.callback(_detached(call))) for call in calls]
+        if any(edit is not None for edit in edits):
             self._replaced.add(frame.name)
         if not repeated:
             hits = self.hits[calls[0].name]
             hits.calls += 1
             hits.elements += sum(call.entries for call in calls)
-        pairs = list(zip(calls, transforms, strict=True))
+        pairs = list(zip(calls, edits, strict=True))
         frame.seen.append((query, key, pairs))
         return pairs
 
-    def see_value(self, frame: Frame, value: Tensor, pairs: Pairs) -> None:
-        """Calls back with the values of a call that `see` has seen, each tensor once."""
-        known = any(value is other for other in frame.values)
-        if self.values is None or known or not pairs or is_repeated():
-            return
-        frame.values.append(value)
+    def see_value(self, frame: Frame, value: Tensor, pairs: Pairs) -> Tensor | None:
+        """Returns what replaces the values of a call that `see` has seen; asks once a tensor."""
+        for known, before in frame.values:
+            if known is value:
+                return before
+        repeated = is_repeated()
+        if self.values is None or not pairs or (repeated and frame.name not in self._replaced):
+            return None
         _, heads, _, width = value.shape
         real = pairs[0][0].real_keys()
-        hits = self.values.hits.setdefault(frame.name, Hits())
-        hits.calls += 1
-        hits.elements += int(real.sum()) * heads * width
+        if not repeated:
+            hits = self.values.hits.setdefault(frame.name, Hits())
+            hits.calls += 1
+            hits.elements += int(real.sum()) * heads * width
         visit = AttentionValue(
             layer=self.index.setdefault(frame.name, len(self.index)),
             name=frame.name,
-            part=len(frame.values),
+            part=len(frame.values) + 1,
             tensor=value.detach(),
             real=real,
         )
         with self.calling_back():
-            self.values.callback(visit)
+            replaced: Tensor | None = self.values.callback(visit)
+        if replaced is not None:
+            self._replaced.add(frame.name)
+        frame.values.append((value, replaced))
+        return replaced
 
     def split(self, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns (bool mask, bias) of a mask, once for all layers of a forward that share it."""
@@ -336,6 +344,13 @@ def _query_offset(call: AttentionLogits) -> int:
     ends = (spans.hi - 1 - torch.arange(queries))[spans.hi > 0]
     is_causal = len(ends) > 0 and bool((ends == ends[0]).all())
     return max(0, int(ends[0])) if is_causal else 0
+
+
+def _edit(answer: Any) -> AttentionEdit | None:
+    """Returns a callback's answer as an edit: a function alone is one of the logits."""
+    if answer is None or isinstance(answer, AttentionEdit):
+        return None if answer is None or answer.is_nothing else answer
+    return AttentionEdit(logits=answer)
 
 
 def _detached(call: AttentionLogits) -> AttentionLogits:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from quantkit.errors import ProbeError
 from quantkit.models.families import layout_of
-from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame, Pairs
+from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame
 from quantkit.probes.masks import first_keys_causal
 from quantkit.probes.provenance import Found, Trace, Traces
 from quantkit.probes.registry import Attend
+from quantkit.probes.split import Pairs, edited_inputs
 
 _SOFTMAXES: Final = ("softmax", "_softmax", "_safe_softmax")
 _FUSED: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
@@ -52,7 +54,7 @@ class FunctionSource(AttentionSource):
     def scaled_dot_product(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Runs SDPA, having reported its q, k and mask; or attends with what replaces the logits.
+        """Runs SDPA, having reported its q, k and mask; or attends with what replaces parts.
 
         q and k of any number of dimensions: `[batch, heads, tokens, d]` as a rule.
         """
@@ -82,14 +84,24 @@ class FunctionSource(AttentionSource):
             causal=causal,
             bias=bias,
         )
+        v, new_value = _as_given(value, frame), None
         if frame.by == "functions":  # else another source has reported this run of the module
-            self.probe.see_value(frame, _as_given(value, frame), pairs)
-        if all(transform is None for _, transform in pairs):
+            new_value = self.probe.see_value(frame, v, pairs)
+        if new_value is None and all(edit is None for _, edit in pairs):
             return func(*args, **kwargs)
+        inputs = edited_inputs(pairs, layout_of(frame.module)) if pairs else (q, k)
+        if inputs is not None and (q.numel(), k.numel()) == (query.numel(), key.numel()):
+            given["query"], given["key"] = (
+                new.reshape(old.shape) for new, old in zip(inputs, (query, key), strict=True)
+            )
+            if new_value is not None:
+                given["value"] = new_value.reshape(value.shape)
+            with self.probe.hushed():
+                return func(**given)
         if given.get("dropout_p"):
             raise ProbeError("logits cannot be replaced under dropout: call model.eval().")
-        with self.probe.hushed():
-            return self._attended(frame, pairs, _as_given(value, frame), query.shape)
+        with self.probe.calling_back():
+            return self._attended(frame, pairs, v if new_value is None else new_value, query.shape)
 
     def _attended(self, frame: Frame, pairs: Pairs, value: Tensor, shape: torch.Size) -> Tensor:
         layout = layout_of(frame.module)
@@ -113,11 +125,22 @@ class FunctionSource(AttentionSource):
             return func(*args, **kwargs)
         found = self.traces.take_apart(x, trace)
         pairs = self._see_logits(frame, found)
-        if all(transform is None for _, transform in pairs):
+        edits = [edit for _, edit in pairs if edit is not None]
+        if not edits:
             return func(*args, **kwargs)
-        with self.probe.hushed():
-            x = self._replaced(x, trace, pairs, frame)
-        return func(x, *args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
+        if any(edit.query is not None or edit.key is not None for edit in edits):
+            raise ProbeError(
+                f"q and k of {frame.name} cannot be replaced (their product can): the model "
+                "multiplies them itself, so that only the product is seen."
+            )
+        if any(edit.logits is not None for edit in edits):
+            with self.probe.hushed():
+                x = self._replaced(x, trace, pairs, frame)
+        out = func(x, *args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
+        if any(edit.probabilities is not None for edit in edits):
+            with self.probe.hushed():
+                out = self._replaced_outputs(out, pairs, frame)
+        return out
 
     def _see_logits(self, frame: Frame, found: Found) -> Pairs:
         logits = _as_logits(found.logits, frame)
@@ -144,13 +167,31 @@ class FunctionSource(AttentionSource):
                 f"the logits of {frame.name} cannot be replaced (recording them works): the model "
                 "computes them itself, over two maps or less their row's maximum."
             )
-        [(call, transform)] = pairs
+        [(call, edit)] = pairs
+        assert edit is not None and edit.logits is not None  # the caller has looked
         out = _as_logits(x, frame).clone()
         for tile in call.tiles():
-            logits = tile.logits if transform is None else transform(tile)
+            logits = edit.logits(tile)
             rows, keys = logits.shape[2:]
             place = out[:, :, tile.start : tile.start + rows, :keys]
             new = call.modified(tile, logits).to(out.dtype)
+            place.copy_(torch.where(tile.valid, new, place))
+        return out.reshape(x.shape)
+
+    def _replaced_outputs(self, x: Tensor, pairs: Pairs, frame: Frame) -> Tensor:
+        """Returns softmax outputs with what replaces them."""
+        if len(pairs) > 1:
+            raise ProbeError(
+                f"the softmax outputs of {frame.name} cannot be replaced: the model computes them "
+                "itself, over two maps."
+            )
+        [(call, edit)] = pairs
+        assert edit is not None and edit.probabilities is not None  # the caller has looked
+        out = _as_logits(x, frame).clone()
+        for tile in call.tiles():
+            rows, keys = tile.logits.shape[2:]
+            place = out[:, :, tile.start : tile.start + rows, :keys]
+            new = edit.probabilities(replace(tile, logits=place.float())).to(out.dtype)
             place.copy_(torch.where(tile.valid, new, place))
         return out.reshape(x.shape)
 

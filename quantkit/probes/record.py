@@ -93,7 +93,7 @@ def _report(
         pairs = probe.see(
             frame, "record_qk", q, k, scale=float(scale), mask=mask, bias=bias, **extra
         )
-    if any(transform is not None for _, transform in pairs):
+    if any(edit is not None for _, edit in pairs):
         raise ProbeError(
             f"the logits of {frame.name} come from record_qk: they can be looked at, not replaced."
         )

@@ -12,12 +12,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quantkit.errors import ProbeError
-from quantkit.models.families import registry_use
-from quantkit.probes.attention import AttentionLogits, LogitTransform
-from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame, Pairs
+from quantkit.models.families import layout_of, registry_use
+from quantkit.probes.attention_probe import AttentionProbe, AttentionSource, Frame
 from quantkit.probes.masks import LazyMask, first_keys_causal, lazy_mask_function
+from quantkit.probes.split import Pairs, edited_inputs
 
-Attend = Callable[[list[tuple[AttentionLogits, LogitTransform | None]], Tensor], Tensor]
+Attend = Callable[[Pairs, Tensor], Tensor]
 
 
 class _StandIn(str):
@@ -91,18 +91,23 @@ class RegistrySource(AttentionSource):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Looks at the logits, then computes attention as before or with what replaces them."""
+        """Looks at the call, then computes attention as before or with what replaces its parts."""
         probe = self.probe
         frame = probe.frame(module)
         pairs: Pairs = []
         if frame is not None and not probe.quiet:
             pairs = self._look(original, frame, query, key, attention_mask, kwargs)
-            probe.see_value(frame, value, pairs)
-        with probe.hushed():
-            if any(transform is not None for _, transform in pairs):
+            replaced = probe.see_value(frame, value, pairs)
+            value = value if replaced is None else replaced
+        if frame is not None and any(edit is not None for _, edit in pairs):
+            inputs = edited_inputs(pairs, layout_of(frame.module))
+            if inputs is None:
                 if module.training and kwargs.get("dropout"):
                     raise ProbeError("logits cannot be replaced under dropout: call model.eval().")
-                return self.attend(pairs, value), None
+                with probe.calling_back():
+                    return self.attend(pairs, value), None
+            query, key = inputs
+        with probe.hushed():
             function = _original_function(original, module)
             mask = (
                 attention_mask.original if isinstance(attention_mask, LazyMask) else attention_mask

@@ -1,14 +1,19 @@
-"""One attention call, split into the maps of a differential head."""
+"""One attention call, split into the maps of a differential head, and put together again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quantkit.models.families import AttentionLayout
 from quantkit.probes.attention import AttentionLogits
+from quantkit.probes.pieces import AttentionEdit
+
+Pairs = list[tuple[AttentionLogits, AttentionEdit | None]]
+"""Each map of one call, with what replaces parts of it."""
 
 
 def split_maps(
@@ -47,6 +52,34 @@ def split_maps(
         )
         for index, mix in enumerate(mixes)
     ]
+
+
+def join_maps(parts: Sequence[Tensor], layout: AttentionLayout) -> Tensor:
+    """Returns the heads of all maps in the layout's order: the inverse of the split.
+
+    Args:
+        parts: `[batch, heads, tokens, d]` of each map.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if layout.order == "interleaved":
+        return torch.stack(list(parts), dim=2).flatten(1, 2)
+    return torch.cat(list(parts), dim=1)
+
+
+def edited_inputs(pairs: Pairs, layout: AttentionLayout) -> tuple[Tensor, Tensor] | None:
+    """Returns (q, k) of a whole call with what replaces them; None if that is not all there is.
+
+    Not where logits or softmax outputs are replaced, nor where maps that share their keys would
+    have different ones.
+    """
+    if not all(edit is None or edit.is_of_inputs for _, edit in pairs):
+        return None
+    calls = [call.edited(edit) for call, edit in pairs]
+    query, key = join_maps([call.query for call in calls], layout), calls[0].key
+    if not layout.shared_keys:
+        return query, join_maps([call.key for call in calls], layout)
+    return (query, key) if all(call.key is key for call in calls) else None
 
 
 def _heads_of(x: Tensor, index: int, layout: AttentionLayout) -> Tensor:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from quantkit.numerics.scan import Cut, RowScan, ScanResult
-from quantkit.probes.attention import AttentionLogits, LogitBlock
+from quantkit.probes.attention import AttentionLogits
 from quantkit.probes.masks import Spans
+from quantkit.probes.pieces import LogitBlock
 from quantkit.probes.places import POSITION_STEP, first_real, pack
 
 ROW_0: Final = "row 0"

@@ -18,7 +18,7 @@ from quantkit.numerics.affine import (
 )
 from quantkit.numerics.granularity import PerAxis
 from quantkit.numerics.qtypes import QType
-from quantkit.recipe import LogitQuant
+from quantkit.recipe import CacheQuant, LogitQuant, ProbabilityQuant
 from quantkit.results import Range
 
 
@@ -95,6 +95,70 @@ def static_logit_scale(
     if quant.granularity == "tensor":
         absmax = absmax.amax().reshape(1)
     return symmetric_scale(absmax, QType(bits=quant.bits, narrow=True))
+
+
+def probability_qtype(quant: ProbabilityQuant) -> QType:
+    """Returns the integers of softmax outputs: all of the unsigned type, since none is negative."""
+    return QType(bits=quant.bits, signed=False)
+
+
+def probability_grid(
+    ranges: Mapping[str, Range], layer: int, map_: int, quant: ProbabilityQuant
+) -> QParams:
+    """Returns the unit or static grid of one map's softmax outputs, `[heads]` or `[1]`.
+
+    Raises:
+        InputError: static, and no range of that map, or one for another width.
+    """
+    hi = torch.ones(1)
+    if quant.range == "static":
+        name = f"attention_probability/{layer}/map {map_}"
+        hi = _bounds(ranges, name, quant.bits, symmetric=False)[1]
+        if quant.granularity == "tensor":
+            hi = hi.amax().reshape(1)
+    qtype = probability_qtype(quant)
+    scale, zero_point = affine_params(torch.zeros_like(hi), hi, qtype)
+    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+
+
+def cache_range_name(name: str) -> str:
+    """Returns the name in `ranges.json` of the range of a cache's quantizer.
+
+    What a cache holds are the keys and values of attention: `cache_key/0/map 1` has the range
+    `attention_key/0/map 1`.
+    """
+    return "attention_" + name.removeprefix("cache_")
+
+
+def cache_grid(
+    ranges: Mapping[str, Range], name: str, quant: CacheQuant, *, heads: int | None = None
+) -> QParams:
+    """Returns the static grid of a quantizer of the cache, `[heads]` or `[1]`.
+
+    Args:
+        name: `cache_key/<layer>/map <n>` or `cache_value/<layer>`.
+        heads: How many key heads there are, where that is known.
+
+    Raises:
+        InputError: no range of that name, one for another grid, or one of other heads.
+    """
+    source = cache_range_name(name)
+    lo, hi = _bounds(ranges, source, quant.bits, symmetric=quant.symmetric)
+    if quant.granularity == "tensor":
+        lo, hi = lo.amin().reshape(1), hi.amax().reshape(1)
+    if heads is not None and lo.numel() not in (1, heads):
+        raise InputError(
+            f"range {source!r} has {lo.numel()} groups, and the model has {heads} key heads there: "
+            "calibrate this model."
+        )
+    if quant.symmetric:
+        qtype = QType(bits=quant.bits, narrow=True)
+        scale = symmetric_scale(torch.maximum(lo.abs(), hi.abs()), qtype)
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    else:
+        qtype = QType(bits=quant.bits)
+        scale, zero_point = affine_params(lo, hi, qtype)
+    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
 
 
 def _bounds(

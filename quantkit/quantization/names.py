@@ -1,7 +1,10 @@
 """What quantizers are called, and which of them a recipe installs in a model.
 
-`linear_input/<module>`, `weight/<module>` and `attention_logit/<layer>/map <n>`, as ranges and
-reports call them.
+`linear_input/<module>`, `weight/<module>` and, of attention layer L: `attention_logit/L/map n`,
+`attention_query/L/map n`, `attention_key/L/map n`, `attention_probability/L/map n`,
+`cache_key/L/map n` and `cache_value/L`, as ranges and reports call them. A key that the cache gives
+back and one that is then quantized for the product with the query are two quantizers. A layer that
+attends twice, to the halves of its values, has `cache_value/L/part 2` beside `cache_value/L`.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from quantkit.errors import InputError, suggest
 from quantkit.models import attention_modules, layout_of, projection_modules
-from quantkit.probes import linear_modules
-from quantkit.quantization.grids import linear_input_grid, static_logit_grid
+from quantkit.quantization.grids import cache_grid, probability_grid, static_logit_grid
+from quantkit.quantization.inputs import static_input_grid
 from quantkit.recipe import Recipe
 from quantkit.results import Range
 
@@ -24,7 +27,7 @@ _NEAREST = 5
 
 def every_quantizer(model: nn.Module) -> list[str]:
     """Returns the names of all quantizers that any recipe can install in the model."""
-    return quantizer_names(model, Recipe.parse("w8a8+logits8"))
+    return quantizer_names(model, Recipe.parse("w8a8+logits8+qk8+probs8+kv8"))
 
 
 def quantizer_names(model: nn.Module, recipe: Recipe) -> list[str]:
@@ -34,7 +37,7 @@ def quantizer_names(model: nn.Module, recipe: Recipe) -> list[str]:
     """
     names: list[str] = []
     if recipe.weights is not None:
-        names += [f"weight/{name}" for name, _ in linear_modules(model)]
+        names += [f"weight/{name}" for name, _ in projection_modules(model)]
     if recipe.activations is not None:
         # as the probe: nn.MultiheadAttention hands out_proj's weight on without calling it
         names += [
@@ -42,9 +45,7 @@ def quantizer_names(model: nn.Module, recipe: Recipe) -> list[str]:
             for name, module in projection_modules(model)
             if not isinstance(module, NonDynamicallyQuantizableLinear)
         ]
-    if recipe.logits is not None:
-        names += [name for maps in logit_names(model).values() for name in maps]
-    return names
+    return names + [name for own in attention_names(model, recipe).values() for name in own]
 
 
 def require_ranges(
@@ -58,24 +59,56 @@ def require_ranges(
     """
     require_known(keep, every_quantizer(model), "to keep in float")
     for name in quantizer_names(model, recipe):
-        point, _, rest = name.partition("/")
-        if name in keep:
-            continue
-        if point == "linear_input" and recipe.activations is not None:
-            if recipe.activations.range == "static":
-                linear_input_grid(ranges, rest, recipe.activations.bits)
-        elif point == "attention_logit" and recipe.logits is not None:
-            layer, _, map_ = rest.partition("/map ")
-            if recipe.logits.range == "static":
-                static_logit_grid(ranges, int(layer), int(map_), recipe.logits)
+        if name not in keep:
+            _require_range(name, recipe, ranges)
 
 
-def logit_names(model: nn.Module) -> dict[str, list[str]]:
-    """Returns the names of each attention module's maps, by module."""
-    return {
-        name: [f"attention_logit/{layer}/map {n}" for n in range(1, layout_of(module).maps + 1)]
-        for layer, (name, module) in enumerate(attention_modules(model))
-    }
+def _require_range(name: str, recipe: Recipe, ranges: Mapping[str, Range]) -> None:
+    point, _, rest = name.partition("/")
+    layer, _, map_ = rest.partition("/map ")
+    inputs, logits, cache = recipe.activations, recipe.logits, recipe.cache
+    if point == "linear_input" and inputs is not None and inputs.range == "static":
+        static_input_grid(ranges, rest, inputs)
+    elif point == "attention_logit" and logits is not None and logits.range == "static":
+        static_logit_grid(ranges, int(layer), int(map_), logits)
+    elif point == "attention_probability" and recipe.probabilities is not None:
+        probability_grid(ranges, int(layer), int(map_), recipe.probabilities)
+    elif point.startswith("cache_") and cache is not None and cache.range == "static":
+        cache_grid(ranges, name, cache)
+
+
+def attention_names(model: nn.Module, recipe: Recipe) -> dict[str, list[str]]:
+    """Returns the names of the quantizers of each attention module, by module."""
+    points = [
+        point
+        for point, part in (
+            ("cache_key", recipe.cache),
+            ("attention_query", recipe.queries_keys),
+            ("attention_key", recipe.queries_keys),
+            ("attention_logit", recipe.logits),
+            ("attention_probability", recipe.probabilities),
+        )
+        if part is not None
+    ]
+    found: dict[str, list[str]] = {}
+    for layer, (name, module) in enumerate(attention_modules(model)):
+        layout = layout_of(module)
+        maps = range(1, layout.maps + 1)
+        found[name] = [map_name(point, layer, n) for n in maps for point in points]
+        if recipe.cache is not None:
+            parts = range(1, layout.calls_per_layer + 1)
+            found[name] += [value_name(layer, part) for part in parts]
+    return found
+
+
+def map_name(point: str, layer: int, map_: int) -> str:
+    """Returns the name of a quantizer that each map of a layer has."""
+    return f"{point}/{layer}/map {map_}"
+
+
+def value_name(layer: int, part: int) -> str:
+    """Returns the name of the quantizer of a layer's values, or of a later part of them."""
+    return f"cache_value/{layer}" + (f"/part {part}" if part > 1 else "")
 
 
 def require_known(names: Iterable[str], known: Collection[str], what: str) -> None:

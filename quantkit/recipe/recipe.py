@@ -148,8 +148,7 @@ class Recipe:
         for part in name.split("+"):
             for kind, quant in _parsed(part, text).items():
                 if kind in found:
-                    said = "weights or activations" if kind in _LINEAR.groupindex else kind
-                    raise InputError(f"recipe {text!r} names {said.replace('_', ' and ')} twice.")
+                    raise InputError(f"recipe {text!r} names {kind.replace('_', ' and ')} twice.")
                 found[kind] = quant
         return cls(**found)
 

@@ -1,13 +1,14 @@
 """JSON in, HTML and Markdown out; never loads torch."""
 
 from quantkit.reporting.calibration_terminal import calibration_text
+from quantkit.reporting.plan_terminal import plan_text
 from quantkit.reporting.report import write_report
 from quantkit.reporting.sensitivity_terminal import sensitivity_text
+from quantkit.reporting.sweep_terminal import sweep_text
 from quantkit.reporting.terminal import (
     export_text,
     ranges_text,
     stats_text,
-    sweep_text,
     terminal_tables,
     topk_text,
 )
@@ -15,6 +16,7 @@ from quantkit.reporting.terminal import (
 __all__ = [
     "calibration_text",
     "export_text",
+    "plan_text",
     "ranges_text",
     "sensitivity_text",
     "stats_text",

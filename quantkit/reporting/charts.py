@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantkit.reporting.collect import Run, labels
+from quantkit.reporting.sweep_groups import hue_names
 from quantkit.reporting.text import number
 
 COLOURS = 8
@@ -50,18 +51,23 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line: `path` is SVG path data; `style` picks dash and marker, `colour` the hue."""
+    """A line: `path` is SVG path data; `style` picks dash and marker, `colour` the hue.
+
+    `area` is a band about it, and `hollow` draws its markers so.
+    """
 
     name: str
     colour: int
     style: int
     path: str
     marks: tuple[Mark, ...]
+    area: str = ""
+    hollow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart:
-    """A line chart; its legend is the names of its series."""
+    """A line chart; its legend is the names of its series. `rules` are level lines with words."""
 
     title: str
     x_label: str
@@ -70,6 +76,7 @@ class LineChart:
     y_ticks: tuple[Tick, ...]
     series: tuple[Series, ...]
     note: str = ""
+    rules: tuple[Tick, ...] = ()
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
@@ -140,13 +147,15 @@ class ChannelChart:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A point in data units."""
+    """A point in data units; `least` and `most` are the ends of a band."""
 
     x: float
     y: float
     low: float = math.nan
     high: float = math.nan
     title: str = ""
+    least: float = math.nan
+    most: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +166,16 @@ class Line:
     colour: int
     style: int
     values: tuple[Value, ...]
+    hollow: bool = False
 
 
 def hues(run: Run) -> list[str]:
-    """Returns the models in one order for all pictures: a model keeps its hue."""
+    """Returns the models in one order for all pictures: a model keeps its hue.
+
+    Several seeds of one model have one, under the name of their group.
+    """
     names = labels([found.result.model for found in run.stats])
-    return list(
-        dict.fromkeys([*names, *(c.model for found in run.sweeps for c in found.result.cells)])
-    )
+    return list(dict.fromkeys([*names, *hue_names(run).values()]))
 
 
 def heat_map(
@@ -227,6 +238,7 @@ def line_chart(
     x_names: Sequence[str],
     lines: Sequence[Line],
     log: bool,
+    rules: Sequence[tuple[float, str]] = (),
 ) -> LineChart:
     """Returns the picture; values that are not finite (or not positive on a log axis) are noted."""
 
@@ -237,7 +249,9 @@ def line_chart(
         return math.log10(y) if log else y
 
     shown = [v for line in lines for v in line.values if drawable(v.y)]
-    ends = [scaled(y) for v in shown for y in (v.y, v.low, v.high) if drawable(y)] or [0.0, 1.0]
+    reach = [y for v in shown for y in (v.y, v.low, v.high, v.least, v.most)]
+    reach += [y for y, _ in rules]
+    ends = [scaled(y) for y in reach if drawable(y)] or [0.0, 1.0]
     low, high = min(ends), max(ends)
     pad = 0.06 * (high - low) or 0.5
     low, high = low - pad, high + pad
@@ -264,8 +278,19 @@ def line_chart(
             if drawable(v.y)
         )
         path = " ".join(f"{'L' if i else 'M'}{mark.x} {mark.y}" for i, mark in enumerate(marks))
+        band = [v for v in line.values if all(map(drawable, (v.y, v.least, v.most)))]
+        edge = [(v.x, v.most) for v in band] + [(v.x, v.least) for v in reversed(band)]
+        area = " ".join(f"{'L' if i else 'M'}{to_x(x)} {to_y(y)}" for i, (x, y) in enumerate(edge))
         series.append(
-            Series(name=line.name, colour=line.colour, style=line.style, path=path, marks=marks)
+            Series(
+                name=line.name,
+                colour=line.colour,
+                style=line.style,
+                path=path,
+                marks=marks,
+                area=f"{area}Z" if area else "",
+                hollow=line.hollow,
+            )
         )
     left_out = sum(len(line.values) for line in lines) - len(shown)
     return LineChart(
@@ -278,6 +303,7 @@ def line_chart(
         ),
         series=tuple(series),
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
+        rules=tuple(Tick(at=to_y(y), text=words) for y, words in rules if drawable(y)),
     )
 
 

@@ -10,7 +10,9 @@ def overlaps(run: Run) -> list[str]:
     """Returns one line for each file whose data should be held out, and are not."""
     lines = []
     for found in everything(run):
-        result, shared = found.result, found.result.data.shared_blocks
+        result = found.result
+        tasks = result.tasks if isinstance(result, Sweep) else []
+        shared = max([result.data.shared_blocks, *(task.data.shared_blocks for task in tasks)])
         if not shared:
             continue
         models = result.models if isinstance(result, Sweep) else [result.model]

@@ -191,7 +191,7 @@ DEFINITIONS: Final = (
     Definition(
         term="bits",
         meaning="Of the attention logits; 16 means not quantized. The grid is symmetric and "
-        "narrow, rounding half to even.",
+        "narrow where no word says asymmetric, rounding half to even.",
     ),
     Definition(
         term="granularity",

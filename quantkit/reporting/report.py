@@ -7,6 +7,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import jinja2
 
@@ -19,14 +20,17 @@ from quantkit.reporting import (
     charts,
     curves,
     data_notes,
+    dot_charts,
     export_tables,
     outlier_charts,
     outlier_tables,
+    pictures,
     place_tables,
     point_tables,
     sensitivity_charts,
     sensitivity_tables,
     sweep_charts,
+    sweep_tables,
     tables,
     weight_tables,
 )
@@ -34,9 +38,13 @@ from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS, Definition
 from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
+from quantkit.reporting.sweep_definitions import sweep_definitions
 from quantkit.reporting.text import Table, markdown, printable
 from quantkit.reporting.verdict import verdict
 from quantkit.results import ModelInfo, Sweep
+
+_MOST_ROWS: Final = 24
+"""Rows of paired differences, and of seeds, beyond which such a table is folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,7 @@ class Section:
     tables: tuple[Table, ...]
     missing: str
     lines: tuple[charts.LineChart, ...] = ()
+    dots: tuple[dot_charts.DotChart, ...] = ()
     heats: tuple[charts.HeatMap, ...] = ()
     across: str = "head"
     """What the columns of `heats` are."""
@@ -61,7 +70,8 @@ class Section:
 def write_report(run_folders: list[Path], out: Path) -> tuple[Path, Path]:
     """Writes `report.html` and `report.md` into the folder `out`; returns their paths.
 
-    The same files give the same bytes: no clock, no network.
+    The pictures of a sweep lie beside them as `sweep-TASK.svg`, which the Markdown shows. The same
+    files give the same bytes: no clock, no network.
 
     Raises:
         InputError: no result file below the folders, or one of them cannot be read.
@@ -69,6 +79,9 @@ def write_report(run_folders: list[Path], out: Path) -> tuple[Path, Path]:
     run = collect(run_folders)
     page, twin = render_html(run), render_markdown(run)
     paths = (out / "report.html", out / "report.md")
+    environment = _environment(autoescape=True)
+    for picture in pictures.pictures(run):
+        _write(out / picture.name, pictures.svg(picture, environment))
     _write(paths[0], page)
     _write(paths[1], twin)
     return paths
@@ -80,11 +93,12 @@ def render_html(run: Run) -> str:
 
 
 def render_markdown(run: Run) -> str:
-    """Returns the Markdown twin: the same sentences and tables."""
+    """Returns the Markdown twin: the same sentences and tables, and links to the pictures."""
     environment = _environment(autoescape=False)
     environment.filters["md"] = markdown
     environment.filters["summary"] = lambda text: html.escape(printable(text))
-    return environment.get_template("report.md.j2").render(_context(run))
+    context = _context(run) | {"pictures": pictures.pictures(run)}
+    return environment.get_template("report.md.j2").render(context)
 
 
 def _finalize(value: object) -> object:
@@ -117,6 +131,7 @@ def _context(run: Run) -> dict[str, object]:
                     *(f"{f.result.model.name}: {w}" for f in run.stats for w in f.result.warnings),
                     *(f"{m.name}: {w}" for m in found_models for w in m.warnings),
                     *(w for f in everything(run) for w in f.result.data.warnings),
+                    *(w for f in run.sweeps for t in f.result.tasks for w in t.data.warnings),
                     *calibration_notes.warnings(run),
                     *sensitivity_tables.warnings(run),
                     *data_notes.overlaps(run),
@@ -130,6 +145,7 @@ def _context(run: Run) -> dict[str, object]:
             *DEFINITIONS,
             *(CALIBRATION_DEFINITIONS if run.calibrations or run.ranges else ()),
             *(SENSITIVITY_DEFINITIONS if run.sensitivities else ()),
+            *sweep_definitions(run),
             *_found_definitions(run),
         ],
     }
@@ -138,13 +154,7 @@ def _context(run: Run) -> dict[str, object]:
 def _sections(run: Run) -> tuple[Section, ...]:
     sections = (
         _outliers(run),
-        Section(
-            name="bits",
-            title="What the bits cost",
-            tables=_filled(tables.sweep_table(run), tables.delta_table(run)),
-            missing="No sweep.json was found. `quantkit sweep MODEL` writes it.",
-            lines=sweep_charts.sweep_charts(run),
-        ),
+        _bits(run),
         Section(
             name="export",
             title="Export",
@@ -163,7 +173,11 @@ def _sections(run: Run) -> tuple[Section, ...]:
         Section(
             name="provenance",
             title="Provenance",
-            tables=_filled(tables.provenance_table(run), tables.environment_table(run)),
+            tables=_filled(
+                tables.provenance_table(run),
+                sweep_tables.task_table(run),
+                tables.environment_table(run),
+            ),
             missing="Nothing is known about where the numbers come from.",
         ),
     )
@@ -200,6 +214,31 @@ def _outliers(run: Run) -> Section:
                 place_tables.feature_table(run),
                 point_tables.hits_table(run),
             ),
+        ),
+    )
+
+
+def _bits(run: Run) -> Section:
+    long = (sweep_tables.spread_table(run), sweep_tables.delta_table(run))
+    folded = [table for table in long if len(table.rows) > _MOST_ROWS]
+    return Section(
+        name="bits",
+        title="What the bits cost",
+        tables=_filled(
+            *sweep_tables.bit_tables(run),
+            *sweep_tables.recipe_tables(run),
+            sweep_tables.mass_table(run, parts=sweep_tables.MASS_PARTS),
+            *(table for table in long if table not in folded),
+        ),
+        missing="No sweep.json was found. `quantkit sweep MODEL` writes it.",
+        lines=sweep_charts.sweep_charts(run),
+        dots=sweep_charts.recipe_charts(run),
+        notes=sweep_tables.notes(run),
+        folded=_filled(
+            *folded,
+            *sweep_tables.seed_tables(run),
+            *sweep_tables.detail_tables(run),
+            sweep_tables.fired_table(run),
         ),
     )
 

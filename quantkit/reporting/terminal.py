@@ -22,7 +22,8 @@ from quantkit.reporting.outlier_tables import (
     topk_table,
 )
 from quantkit.reporting.place_tables import worst_logits_table, worst_states_table
-from quantkit.reporting.tables import ranges_table, sweep_table
+from quantkit.reporting.sweep_terminal import sweep_text
+from quantkit.reporting.tables import ranges_table
 from quantkit.reporting.text import (
     Table,
     number,
@@ -146,16 +147,6 @@ def _lambda_lines(stats: Stats) -> list[str]:
     layers = "by layer: " + ", ".join(number(part.lambda_mean, 3) for part in parts)
     wrapped = [*textwrap.wrap(line, WIDTH), *textwrap.wrap(layers, WIDTH)]
     return ["".join(f"{text}\n" for text in wrapped)]
-
-
-def sweep_text(run_folder: Path) -> str:
-    """Returns the sweep table of a run folder, or "" where it has no `sweep.json`."""
-    run = collect([run_folder])
-    table = sweep_table(run, intervals=False)
-    if not table.rows:
-        return ""
-    headlines = [found.result.headline for found in run.sweeps if found.result.headline]
-    return plain_table(table) + _lines([*headlines, *_overlaps(Run(sweeps=run.sweeps))])
 
 
 def terminal_tables(run_folder: Path) -> str:

@@ -124,7 +124,7 @@ def plain_table(table: Table, width: int | None = None) -> str:
     """Returns the table in aligned columns for a terminal.
 
     With `width` the widest column of words is clipped until lines fit, to 8 characters at the
-    least, and the note is wrapped; columns of numbers are never cut.
+    least, title and note are wrapped; columns of numbers are never cut.
     """
     rows = _printable_rows(table)
     widths = _widths(rows)
@@ -140,9 +140,10 @@ def plain_table(table: Table, width: int | None = None) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
-    note = printable(table.note)
+    title, note = printable(table.title), printable(table.note)
     notes = [note] if width is None else textwrap.wrap(note, width)
-    return "\n".join([table.title, *lines, *(line for line in notes if line)]) + "\n"
+    titles = [title] if width is None else textwrap.wrap(title, width)
+    return "\n".join([*titles, *lines, *(line for line in notes if line)]) + "\n"
 
 
 def table_width(table: Table) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
 from quantkit.reporting import calibration_notes, sensitivity_tables
@@ -10,9 +11,19 @@ from quantkit.reporting.calibration_groups import calibrations
 from quantkit.reporting.collect import Run
 from quantkit.reporting.groups import HIDDEN, LOGIT, of_heads, of_layers, top
 from quantkit.reporting.outlier_tables import summaries
-from quantkit.reporting.tables import sweep_rows
-from quantkit.reporting.text import number, quoted, relative, share, size
-from quantkit.results import Export, GroupStats, Stats, TopEntry
+from quantkit.reporting.sweep_groups import (
+    FLOAT,
+    Measured,
+    at_chance,
+    bit_rows,
+    other_cells,
+)
+from quantkit.reporting.sweep_seeds import by_group
+from quantkit.reporting.text import number, quoted, share, size
+from quantkit.results import Cell, Export, GroupStats, Stats, TopEntry
+
+_MOST_COSTS: Final = 8
+"""Parts of the sentence on costs; what comes behind them is in the tables."""
 
 
 def verdict(run: Run) -> tuple[str, ...]:
@@ -85,27 +96,55 @@ def _logit_place(stats: Stats) -> str:
 
 
 def _cost(run: Run) -> str:
-    rows = sweep_rows(cell for found in run.sweeps for cell in found.result.cells)
-    if not rows:
+    """Returns what the bits cost in the first metric of each task, models one after the other."""
+    parts = [one for one in by_group(run) if one.is_first]
+    if not parts:
         return "No sweep was found: `quantkit sweep MODEL` measures what each bit costs."
-    parts = []
-    for model, task, linear in dict.fromkeys(key[:3] for key in rows):
-        mine = {key[3]: row for key, row in rows.items() if key[:3] == (model, task, linear)}
+    said = [text for one in parts for text in _costs(one)]
+    more = len(said) - _MOST_COSTS
+    said = said[:_MOST_COSTS] + ([f"{more} more stand in the tables"] if more > 0 else [])
+    return _sentence(said)
+
+
+def _costs(one: Measured) -> list[str]:
+    """Returns a part a model and other parts of the recipe.
+
+    Recipes without logits are one part, of models whose logits were not quantized.
+    """
+    rows = bit_rows(one.cells)
+    texts = []
+    for model, rest in dict.fromkeys((row.model, row.rest) for row in rows):
+        mine = {row.scale: row for row in rows if (row.model, row.rest) == (model, rest)}
         order = [*(word for word in LOGIT_GRANULARITIES if word in mine), *mine]
         row = mine[order[0]]
-        base = row.get(UNQUANTIZED_BITS)
+        base = row.cells.get(UNQUANTIZED_BITS)
         costs = [
-            f"{number(cell.value)} at {bits} bits"
-            + (f" ({relative(cell.value, base.value)})" if base is not None else "")
-            for bits, cell in sorted(row.items(), reverse=True)
+            f"{one.value(cell.value)} at {bits} bits"
+            + (f" ({one.change(cell.value - base.value, base.value)})" if base is not None else "")
+            for bits, cell in sorted(row.cells.items(), reverse=True)
             if bits != UNQUANTIZED_BITS
         ]
-        start = f"{number(base.value)} with float logits" if base is not None else ""
-        layers = "" if linear == "float" else f" with {linear} linear layers"
-        listed = ", ".join(text for text in (start, *costs) if text)
-        scale = f", one scale per {order[0]}" if costs else ""
-        parts.append(f"{task} of {model}{layers} is {listed}{scale}")
-    return _sentence(parts)
+        start = [f"{_value(one, base)} with float logits"] if base is not None else []
+        layers = "" if rest == "float" else f" with {rest}"
+        listed = ", ".join([*start, *costs])
+        texts.append(f"{one.words} of {model}{layers} is {listed}, one scale per {order[0]}")
+    known = {row.model for row in rows}
+    others = [cell for cell in other_cells(one.cells) if cell.model not in known]
+    for model in dict.fromkeys(cell.model for cell in others):
+        base = one.float_cell(model)
+        mine_too = [
+            f"{one.value(cell.value)} with {cell.recipe}"
+            + (f" ({one.change(cell.value - base.value, base.value)})" if base is not None else "")
+            for cell in others
+            if cell.model == model and cell.recipe != FLOAT
+        ]
+        start = [] if base is None else [f"{_value(one, base)} in float"]
+        texts.append(f"{one.words} of {model} is {', '.join([*start, *mine_too])}")
+    return texts
+
+
+def _value(one: Measured, cell: Cell) -> str:
+    return one.value(cell.value) + (" (chance)" if at_chance(cell) else "")
 
 
 def _keep(run: Run) -> str:

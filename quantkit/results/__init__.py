@@ -38,6 +38,7 @@ from quantkit.results.io import (
     to_plain,
     write_json,
 )
+from quantkit.results.plan import Plan, PlannedCell
 from quantkit.results.ranges import Interval, Range, Ranges, Smoothing, StabilityPoint
 from quantkit.results.sensitivity import KeptPoint, Sensitivity, UnitSensitivity
 from quantkit.results.stats import (
@@ -93,6 +94,8 @@ __all__ = [
     "OutlierFeatures",
     "OutlierTokens",
     "Parity",
+    "Plan",
+    "PlannedCell",
     "PointSummary",
     "ProbeHits",
     "QuantizerInfo",

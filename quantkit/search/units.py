@@ -14,7 +14,7 @@ from quantkit.recipe import Recipe
 
 INPUT: Final = "linear_input/"
 WEIGHT: Final = "weight/"
-LOGIT: Final = "attention_logit/"
+_IN_ATTENTION: Final = ("attention_", "cache_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def layers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int | None]:
 
     def layer_of(name: str) -> int | None:
         point, _, place = name.partition("/")
-        if f"{point}/" == LOGIT:
+        if point.startswith(_IN_ATTENTION):
             place = attention[int(place.split("/")[0])]
         inside = [n for n, layer in enumerate(layers) if f"{place}.".startswith(f"{layer}.")]
         return inside[0] if inside else None
@@ -86,4 +86,5 @@ def _unit_name(name: str, layer: int | None, group: str) -> str:
         return name
     if group == "layer":
         return "outside the layers" if layer is None else f"layer {layer}"
-    return name.rpartition("/")[0] if f"{point}/" == LOGIT else place
+    # the maps of a layer, and the halves of its values, are one
+    return f"{point}/{place.split('/')[0]}" if point.startswith(_IN_ATTENTION) else place

@@ -1,5 +1,16 @@
 """Models x recipes x tasks -> cells of accuracy, each written when it ends."""
 
-from quantkit.sweeps.run import RESAMPLES, digest_of, logit_recipes, run_cells
+from quantkit.sweeps.estimate import planned
+from quantkit.sweeps.recipes import logit_recipes, unique
+from quantkit.sweeps.run import Measured, Subject, digest_of, ranges_digest, run_cells
 
-__all__ = ["RESAMPLES", "digest_of", "logit_recipes", "run_cells"]
+__all__ = [
+    "Measured",
+    "Subject",
+    "digest_of",
+    "logit_recipes",
+    "planned",
+    "ranges_digest",
+    "run_cells",
+    "unique",
+]

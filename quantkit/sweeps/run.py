@@ -1,127 +1,215 @@
-"""models x bits x granularity -> cells of accuracy, each written when it ends.
+"""One model through tasks x recipes: a cell each, written when it ends.
 
-Time: one plain forward over the text, and about two for each quantized cell. Memory as one forward.
+Time: one plain forward over each task's items, and up to about two for each quantized cell. Memory
+as one forward, and one row of numbers an item. Of several processes each runs its share of the
+batches; batches are the same for any number of them, so the rows are, too.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from quantkit.calib_sets import TokenBatch, TokenSlice
 from quantkit.calibration import WeightRanges
-from quantkit.errors import InputError
+from quantkit.errors import ProbeError
 from quantkit.models import LoadedModel
+from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
 from quantkit.quantization import fake_quantized, require_ranges
-from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
-from quantkit.results import Cell, Delta, Ranges, to_plain
-from quantkit.results.io import read_plain, write_json
-from quantkit.tasks import BlockScores, score_blocks
+from quantkit.recipe import Recipe
+from quantkit.results import Fired, Ranges
+from quantkit.sweeps.cells import CellStore, Finished, digest
+from quantkit.sweeps.forward import image_forward, text_forward
+from quantkit.tasks import Rows, Scores, Task
 
-RESAMPLES = 2000
-CELL_SCHEMA = "quantkit.cell/1"
-
-
-def logit_recipes(bits: Sequence[int], granularity: Sequence[str]) -> list[Recipe]:
-    """Returns the sweep's rows: the float one first, always, then bits x granularity."""
-    recipes = [Recipe()]
-    for width in bits:
-        if width != UNQUANTIZED_BITS:
-            for name in granularity:
-                quant = LogitQuant(bits=width, granularity=name)  # type: ignore[arg-type]
-                recipes.append(Recipe(logits=quant))
-    return recipes
+ALONE: Final = Processes()
+ONCE: Final = "weight/"
+"""Quantizers that run on entering, in every process: their counts are not added up."""
 
 
-def run_cells(
-    loaded: LoadedModel,
-    text: TokenSlice,
-    recipes: Sequence[Recipe],
-    *,
-    ranges: Ranges | None = None,
-    weight_ranges: WeightRanges | None = None,
-    keep: Collection[str] = (),
-    batch_size: int,
-    seed: int,
-    store: Path,
-    progress: Progress = silent,
-) -> tuple[list[Cell], list[Delta]]:
-    """Returns a cell for each recipe and its paired difference from the float row.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A model with what its quantized rows read.
 
-    Args:
+    Attributes:
+        group: What the seeds of one model are called together.
+        tasks: Its items: two models with one tokenizer have the same.
         ranges: For static grids; their smoothing is applied to every quantized row.
         weight_ranges: Those that `ranges.weights` describes.
         keep: Quantizers that stay in float in every row.
+    """
+
+    loaded: LoadedModel
+    group: str
+    tasks: Sequence[Task[Any]]
+    ranges: Ranges | None = None
+    weight_ranges: WeightRanges | None = None
+    keep: Collection[str] = ()
+
+    @property
+    def digest(self) -> str:
+        """The hash of what a quantized cell reads beside model and items; empty for nothing."""
+        return digest_of(self.ranges, self.keep)
+
+    def require(self, recipes: Sequence[Recipe]) -> None:
+        """Returns if every recipe can run.
+
+        Raises:
+            InputError: ranges that were chosen for another width than a recipe has, or are missing;
+                an unknown name in `keep`.
+        """
+        tensors = {} if self.ranges is None else self.ranges.tensors
+        for recipe in recipes:
+            require_ranges(self.loaded.model, recipe, tensors, keep=self.keep)
+            if self.weight_ranges is not None and recipe.weight_bits is not None:
+                self.weight_ranges.require_width(recipe.weight_bits)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """One recipe and task of one model."""
+
+    recipe: Recipe
+    task: Task[Any]
+    scores: Scores
+    fired: Mapping[str, Fired]
+
+
+def run_cells(
+    subject: Subject,
+    recipes: Sequence[Recipe],
+    *,
+    store: Path,
+    processes: Processes = ALONE,
+    progress: Progress = silent,
+) -> list[Measured]:
+    """Returns a cell for each task and recipe, in that order, the same in every process.
+
+    Args:
         store: Folder for one file a finished cell; a cell that is there is not computed again.
 
     Raises:
-        InputError: ranges that were chosen for another width than a recipe has, or are missing; an
-            unknown name in `keep`.
+        InputError: see `Subject.require`.
+        ProbeError: a quantizer that never fired, or figures of an item that are not numbers.
     """
-    for recipe in recipes:
-        require_ranges(loaded.model, recipe, {} if ranges is None else ranges.tensors, keep=keep)
-        if weight_ranges is not None and recipe.weight_bits is not None:
-            weight_ranges.require_width(recipe.weight_bits)
-    scores: dict[str, tuple[BlockScores, int]] = {}
-    digest = digest_of(ranges, keep)
-    for done, recipe in enumerate(recipes):
-        name = f"{loaded.name} {recipe} (cell {done + 1} of {len(recipes)})"
-        path = store / f"{loaded.name}_{str(recipe).replace(':', '-')}.json".replace("/", "-")
-        own = "" if recipe.is_float else digest
-        kept = _read_cell(path, loaded, text, own)
-        if kept is None:
-            kept = _score(
-                loaded, text, recipe, ranges, weight_ranges, keep, batch_size, name, progress
-            )
-            _write_cell(path, loaded, text, own, kept)
-        scores[str(recipe)] = kept
-    baseline = scores["none"][0]
-    cells, deltas = [], []
-    for recipe in recipes:
-        block_scores, hits = scores[str(recipe)]
-        cells.append(_cell(loaded.name, recipe, block_scores, hits, seed))
-        if not recipe.is_float:
-            deltas.append(_delta(loaded.name, recipe, block_scores, baseline, seed))
-    return cells, deltas
+    subject.require(recipes)
+    cells = store_of(subject, store)
+    found: list[Measured] = []
+    total = len(subject.tasks) * len(recipes)
+    for task in subject.tasks:
+        for recipe in recipes:
+            name, own = str(recipe), identity_of(subject, task, recipe)
+            what = f"{subject.loaded.name} {name}, {task.name} (cell {len(found) + 1} of {total})"
+            kept = processes.at_first(partial(cells.read, name, task.name, **own))
+            if kept is None:
+                kept = _measured(subject, task, recipe, processes, what, progress)
+                if processes.is_first:
+                    cells.write(name, task.name, kept, **own)
+            scores = task.scores(kept.rows)
+            found.append(Measured(recipe=recipe, task=task, scores=scores, fired=kept.fired))
+    return found
 
 
-def _score(
-    loaded: LoadedModel,
-    text: TokenSlice,
+def store_of(subject: Subject, folder: Path) -> CellStore:
+    """Returns where the cells of a model lie."""
+    identity = {"model_sha256": subject.loaded.sha256, "dtype": subject.loaded.info().dtype}
+    return CellStore(folder=folder, model=subject.loaded.name, identity=identity)
+
+
+def identity_of(subject: Subject, task: Task[Any], recipe: Recipe) -> dict[str, str]:
+    """Returns what a cell depends on beside the model, its recipe and the task's name."""
+    items = digest([list(task.item_hashes), [list(batch) for batch in task.batches]])
+    read = "" if recipe.is_float else subject.digest
+    return {"items_sha256": items, "data_sha256": task.data.sha256, "ranges_sha256": read}
+
+
+def forward_of(loaded: LoadedModel) -> Callable[..., Any]:
+    """Returns the model as the callable that tasks of its kind score."""
+    return image_forward(loaded) if loaded.modality == "image" else text_forward(loaded)
+
+
+def quantized(subject: Subject, recipe: Recipe) -> Any:
+    """Returns the context in which the model computes on the recipe's grids."""
+    ranges = subject.ranges
+    return fake_quantized(
+        subject.loaded.model,
+        recipe,
+        None if ranges is None else ranges.tensors,
+        keep=subject.keep,
+        smoothing=None if ranges is None or recipe.is_float else ranges.smoothing,
+        weight_ranges=subject.weight_ranges,
+    )
+
+
+def _measured(
+    subject: Subject,
+    task: Task[Any],
     recipe: Recipe,
-    ranges: Ranges | None,
-    weight_ranges: WeightRanges | None,
-    keep: Collection[str],
-    batch_size: int,
+    processes: Processes,
     what: str,
     progress: Progress,
-) -> tuple[BlockScores, int]:
-    model = loaded.model
+) -> Finished:
+    """Returns a cell of all processes together, at every one of them."""
+    mine = processes.everywhere(
+        lambda: _own_share(subject, task, recipe, processes, what, progress)
+    )
+    parts = list(processes.gather(mine))
+    return processes.at_first(lambda: _joined(task, what, parts))
 
-    def forward(batch: TokenBatch) -> torch.Tensor:
-        output = model(
-            input_ids=batch.input_ids.to(model.device),
-            attention_mask=batch.attention_mask.to(model.device),
-            use_cache=False,
+
+def _own_share(
+    subject: Subject,
+    task: Task[Any],
+    recipe: Recipe,
+    processes: Processes,
+    what: str,
+    progress: Progress,
+) -> tuple[dict[int, Rows], dict[str, Fired]]:
+    """Returns the rows of this process's batches, by batch, and what its quantizers did."""
+    batches = task.batches
+    shares = [index for index in range(len(batches)) if processes.mine(index)]
+    forward = forward_of(subject.loaded)
+    rows: dict[int, Rows] = {}
+    # a process without a batch must not enter: its quantizers would never fire
+    with quantized(subject, recipe) if shares else nullcontext() as quantizers:
+        for index in shares:
+            progress(what, index, len(batches))
+            rows[index] = task.run(forward, batches[index])
+    progress(what, len(batches), len(batches))
+    return rows, dict(quantizers.fired) if quantizers is not None else {}
+
+
+def _joined(
+    task: Task[Any], what: str, parts: Sequence[tuple[dict[int, Rows], dict[str, Fired]]]
+) -> Finished:
+    """Returns the rows of all processes in the order of the items."""
+    by_batch = {index: rows for mine, _ in parts for index, rows in mine.items()}
+    width = next(iter(by_batch.values())).shape[1]
+    whole = np.full((len(task.item_hashes), width), np.nan)
+    for index, batch in enumerate(task.batches):
+        whole[list(batch)] = by_batch[index]
+    if not np.isfinite(whole).all():
+        item = int(np.flatnonzero(~np.isfinite(whole).all(axis=1))[0])
+        raise ProbeError(
+            f"{what}: the figures of item {item} are not finite: the model computes NaN or "
+            "infinities there."
         )
-        logits: torch.Tensor = output.logits.cpu()
-        return logits
-
-    tensors = None if ranges is None else ranges.tensors
-    smoothing = None if ranges is None or recipe.is_float else ranges.smoothing
-    with fake_quantized(
-        model, recipe, tensors, keep=keep, smoothing=smoothing, weight_ranges=weight_ranges
-    ) as quantizers:
-        scores = score_blocks(forward, text, batch_size=batch_size, what=what, progress=progress)
-    return scores, quantizers.hits
+    fired: dict[str, Fired] = {}
+    for _, theirs in parts:
+        for name, more in theirs.items():
+            known = fired.get(name)
+            if known is None or name.startswith(ONCE):
+                fired[name] = more
+            else:
+                hits, elements = known.hits + more.hits, known.elements + more.elements
+                fired[name] = Fired(hits=hits, elements=elements)
+    return Finished(rows=whole, fired=fired)
 
 
 def digest_of(ranges: Ranges | None, keep: Collection[str] = ()) -> str:
@@ -131,98 +219,10 @@ def digest_of(ranges: Ranges | None, keep: Collection[str] = ()) -> str:
     read: list[Any] = [sorted(keep)]
     if ranges is not None:
         read += [ranges.tensors, ranges.smoothing, ranges.weights and ranges.weights.sha256]
-    plain = to_plain(read)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return digest(read)
 
 
-def _write_cell(
-    path: Path,
-    loaded: LoadedModel,
-    text: TokenSlice,
-    ranges_sha256: str,
-    kept: tuple[BlockScores, int],
-) -> None:
-    scores, hits = kept
-    plain: dict[str, Any] = {
-        "schema": CELL_SCHEMA,
-        "model_sha256": loaded.sha256,
-        "data_sha256": text.sha256,
-        "ranges_sha256": ranges_sha256,
-        "hits": hits,
-        "nll": scores.nll.tolist(),
-        "tokens": scores.tokens.tolist(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, plain)
-
-
-def _read_cell(
-    path: Path, loaded: LoadedModel, text: TokenSlice, ranges_sha256: str
-) -> tuple[BlockScores, int] | None:
-    """Returns a finished cell of the same model, text and ranges, or None where there is none."""
-    if not path.exists():
-        return None
-    plain = read_plain(path)
-    if not isinstance(plain, dict) or plain.get("schema") != CELL_SCHEMA:
-        raise InputError(f"{path.name}: expected a cell of schema {CELL_SCHEMA}; remove the file.")
-    known = plain["model_sha256"], plain["data_sha256"], plain.get("ranges_sha256", "")
-    if known != (loaded.sha256, text.sha256, ranges_sha256):
-        return None
-    scores = BlockScores(
-        nll=np.array(plain["nll"]), tokens=np.array(plain["tokens"], dtype=np.int64)
-    )
-    return scores, int(plain["hits"])
-
-
-def _resamples(blocks: int, seed: int) -> NDArray[np.int64]:
-    """Returns which blocks each bootstrap resample takes, `[resamples, blocks]`."""
-    return np.random.default_rng(seed).integers(0, blocks, size=(RESAMPLES, blocks))
-
-
-def _resampled(scores: BlockScores, seed: int) -> NDArray[np.float64]:
-    chosen = _resamples(len(scores.nll), seed)
-    mean: NDArray[np.float64] = scores.nll[chosen].sum(1) / scores.tokens[chosen].sum(1)
-    return np.exp(mean)
-
-
-def _cell(model: str, recipe: Recipe, scores: BlockScores, hits: int, seed: int) -> Cell:
-    resampled = _resampled(scores, seed)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    logits = recipe.logits
-    return Cell(
-        model=model,
-        recipe=str(recipe),
-        bits=UNQUANTIZED_BITS if logits is None else logits.bits,
-        granularity=None if logits is None else logits.granularity,
-        range=None if logits is None else logits.range,
-        weights=recipe.weight_bits,
-        activations=recipe.activation_bits,
-        task="perplexity",
-        metric="perplexity",
-        value=scores.perplexity,
-        stderr=float(resampled.std(ddof=1)),
-        ci_low=float(low),
-        ci_high=float(high),
-        n=len(scores.nll),
-        seed=seed,
-        hits=hits,
-    )
-
-
-def _delta(
-    model: str, recipe: Recipe, scores: BlockScores, baseline: BlockScores, seed: int
-) -> Delta:
-    """Paired: the same resampled blocks for both."""
-    difference = _resampled(scores, seed) - _resampled(baseline, seed)
-    low, high = np.quantile(difference, [0.025, 0.975])
-    return Delta(
-        model=model,
-        recipe=str(recipe),
-        against="none",
-        task="perplexity",
-        metric="perplexity",
-        value=scores.perplexity - baseline.perplexity,
-        ci_low=float(low),
-        ci_high=float(high),
-        n=len(scores.nll),
-    )
+def ranges_digest(digests: Sequence[str]) -> str:
+    """Returns one hash for all models: that of one where they are the same."""
+    different = sorted(set(digests))
+    return different[0] if len(different) == 1 else digest(different)

@@ -49,6 +49,8 @@ class Metric:
         chance: What guessing reaches, where that is meant to be known.
         trials: Where `total` counts successes: independent trials and their number of successes are
             `len(total)` and `total.sum()`, so that an exact test against chance can be made.
+        successes: 0 or 1 a unit, what such a test counts instead of `total` where that has several
+            trials a unit, which depend on each other (`icl`: the first order's).
     """
 
     name: str
@@ -58,6 +60,7 @@ class Metric:
     higher_is_better: bool = True
     chance: float | None = None
     trials: bool = False
+    successes: NDArray[np.float64] | None = None
 
     @property
     def value(self) -> float:

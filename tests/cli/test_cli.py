@@ -128,7 +128,7 @@ def test_help_and_no_argument_list_the_commands() -> None:
             "names attention_key",
             id="grid of no point",
         ),
-        pytest.param(["sweep", "m", "--ranges", "r"], "none is given", id="ranges unread"),
+        pytest.param(["sweep", "m", "--ranges", "r"], "neither is given", id="ranges unread"),
         pytest.param(["calibrate", "m", "--weights", "row"], "group:N", id="weights"),
         pytest.param(["calibrate", "m", "--weights", "group:0"], "at least 1", id="weight group"),
         pytest.param(

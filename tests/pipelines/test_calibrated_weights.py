@@ -21,7 +21,8 @@ from quantkit.pipelines import run_calibrate, run_export, run_sensitivity, run_s
 from quantkit.probes import linear_modules
 from quantkit.recipe import Recipe, WeightQuant
 from quantkit.results import Ranges, Sensitivity, Sweep, WeightsInfo, read_json
-from quantkit.sweeps import run_cells
+from quantkit.sweeps import Subject, run_cells
+from quantkit.tasks import Perplexity
 
 UP = "model.layers.1.mlp.up_proj"
 
@@ -156,10 +157,11 @@ def test_a_weight_that_is_not_finite_stops_the_run(
 
 def sweep(folder: Path, corpus: Path, run: Path, out: Path, *recipes: str) -> list[float]:
     job = SweepJob(
-        models=(str(folder),), eval=str(corpus), ranges=str(run), bits=(16,), seq_len=24,
+        models=(str(folder),), eval=str(corpus), ranges=(str(run),), bits=(16,), seq_len=24,
         samples=4, recipes=recipes, out=str(out),
     )  # fmt: skip
-    return [cell.value for cell in read_json(run_sweep(job) / "sweep.json", Sweep).cells]
+    cells = read_json(run_sweep(job) / "sweep.json", Sweep).cells
+    return [cell.value for cell in cells if cell.metric == "perplexity"]
 
 
 def test_a_sweep_takes_them(tiny_folder: Path, corpus: Path, tmp_path: Path) -> None:
@@ -196,17 +198,15 @@ def test_a_kept_cell_of_other_ranges_of_weights_is_measured_again(
             from_run=str(plain), weights=words, weight_method="mse", weight_bits=3, out=str(out)
         )
         run = run_calibrate(asked)
-        cells, _ = run_cells(
-            loaded,
-            text,
-            [Recipe(), Recipe(weights=WeightQuant(bits=3))],
+        subject = Subject(
+            loaded=loaded,
+            group=loaded.name,
+            tasks=[Perplexity.of(text, loaded.tokenizer, batch_size=2)],
             ranges=read_json(run / "ranges.json", Ranges),
             weight_ranges=load_weight_ranges(run / "weights.safetensors", weights_of(run).sha256),
-            batch_size=2,
-            seed=0,
-            store=tmp_path / store,
         )
-        return cells[1].value
+        recipes = [Recipe(), Recipe(weights=WeightQuant(bits=3))]
+        return run_cells(subject, recipes, store=tmp_path / store)[1].scores.metrics[0].value
 
     assert value("channel", "kept") != value("group:8", "kept")
     assert value("group:8", "fresh") == value("group:8", "kept")
@@ -219,7 +219,7 @@ def test_a_file_that_changed_or_went_is_named(
     path = run / "weights.safetensors"
     kept = path.read_bytes()
     jobs: list[tuple[Any, Any]] = [
-        (run_sweep, SweepJob(models=(str(tiny_folder),), recipes=("w8",), ranges=str(run))),
+        (run_sweep, SweepJob(models=(str(tiny_folder),), recipes=("w8",), ranges=(str(run),))),
         (run_export, ExportJob(model=str(tiny_folder), recipe="w8a8", ranges=str(run))),
         (run_sensitivity, SensitivityJob(model=str(tiny_folder), ranges=str(run))),
     ]

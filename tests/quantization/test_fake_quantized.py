@@ -26,7 +26,7 @@ from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 from quantkit.quantization import fake_quantized
 from quantkit.recipe import LogitQuant, Recipe, WeightQuant
-from quantkit.results import Range
+from quantkit.results import Fired, Range
 from quantkit.tasks import score_blocks
 
 attach_module = sys.modules["quantkit.probes.attach"]
@@ -219,7 +219,7 @@ def test_diffllama_has_a_scale_a_map(
     expected = oracle(monkeypatch, model, text, bits, name)
     found, hits = perplexity(model, text, logits(bits, name), 2)
     assert found == pytest.approx(expected, rel=1e-3)
-    assert hits == 2  # the two calls of a layer count once
+    assert hits == 4  # two layers of two maps; the two calls of a layer count once
     if (bits, name) == (4, "tensor"):
         with monkeypatch.context() as patch, eager(model):
             shared = oracle_attention(bits, name, 1, [])
@@ -235,12 +235,13 @@ def test_padding_and_batch_size_change_nothing(
     model = request.getfixturevalue(family)
     text = random_text((40, 9, 64, 23, 2, 31, 64), 257)
     recipe = logits(4, name)
+    maps = (1, 2) if family == "sharp_diffllama" else (1,)
     with fake_quantized(model, recipe):
         expected = oracle_perplexity(model, text.ids)  # row by row: no padding, no mask
     for batch_size in (1, 3, 4):
         found, hits = perplexity(model, text, recipe, batch_size)
         assert found == pytest.approx(expected, rel=1e-5), batch_size
-        assert hits == 2 * -(-7 // batch_size)
+        assert hits == 2 * len(maps) * -(-7 // batch_size)
 
 
 def test_weights_come_back_bitwise_after_an_exception(tiny_llama: LlamaForCausalLM) -> None:
@@ -254,7 +255,9 @@ def test_weights_come_back_bitwise_after_an_exception(tiny_llama: LlamaForCausal
     with pytest.raises(RuntimeError, match="on purpose"), fake_quantized(model, recipe) as seen:
         with torch.inference_mode():
             inside = model(input_ids=batch).logits
-        assert seen.weights.keys() >= {"model.layers.0.self_attn.q_proj"}
+        assert seen.fired["weight/model.layers.0.self_attn.q_proj"] == Fired(
+            hits=1, elements=32 * 32
+        )
         assert not torch.equal(inside, plain)
         raise RuntimeError("on purpose")
     for name, tensor in model.state_dict().items():

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DiffLlamaForCausalLM, LlamaForCausalLM
 
 from quantkit.errors import InputError, ProbeError
-from quantkit.probes import Activation, AttentionLogits, attach
+from quantkit.probes import Activation, AttentionLogits, AttentionValue, attach
 from quantkit.quantization import every_quantizer, fake_quantized, quantizer_names
 from quantkit.recipe import Recipe
 from quantkit.results import Range
@@ -43,13 +43,20 @@ def test_names_are_those_that_fire(tiny_diffllama: DiffLlamaForCausalLM) -> None
     def see_input(visit: Activation) -> None:
         visited.append(f"linear_input/{visit.name}")
 
-    def see_logits(call: AttentionLogits) -> None:
-        visited.append(f"attention_logit/{call.layer}/map {call.map}")
+    def see_map(call: AttentionLogits) -> None:
+        points = ("logit", "query", "key", "probability")
+        visited.extend(f"attention_{point}/{call.layer}/map {call.map}" for point in points)
+        visited.append(f"cache_key/{call.layer}/map {call.map}")
 
-    with attach(tiny_diffllama, {"linear_input": see_input, "attention_logit": see_logits}):
+    def see_value(visit: AttentionValue) -> None:
+        part = {1: "", 2: "/part 2"}[visit.part]
+        visited.append(f"cache_value/{visit.layer}{part}")
+
+    points = {"linear_input": see_input, "attention_logit": see_map, "attention_value": see_value}
+    with attach(tiny_diffllama, points):
         forward(tiny_diffllama)
     assert sorted(every_quantizer(tiny_diffllama)) == sorted(visited)
-    assert len(visited) == 2 * (7 + 7 + 2)
+    assert len(set(visited)) == len(visited) == 2 * (7 + 7 + 5 * 2 + 2)
     assert quantizer_names(tiny_diffllama, Recipe()) == []
     only_logits = quantizer_names(tiny_diffllama, Recipe.parse("logits8"))
     assert only_logits == [f"attention_logit/{layer}/map {n}" for layer in (0, 1) for n in (1, 2)]
@@ -167,4 +174,4 @@ def test_kept_weights_are_untouched_inside(tiny_llama: LlamaForCausalLM) -> None
     before = module.weight.data_ptr()
     with fake_quantized(tiny_llama, Recipe.parse("w4"), keep=[WEIGHT]) as quantizers:
         assert module.weight.data_ptr() == before
-    assert len(quantizers.weights) == 13
+    assert len(quantizers.fired) == 13 and WEIGHT not in quantizers.fired

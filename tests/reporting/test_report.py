@@ -24,7 +24,7 @@ from quantkit.reporting import (
 )
 from quantkit.reporting.collect import FILE_NAMES, collect
 from quantkit.reporting.outlier_tables import class_table, topk_table
-from quantkit.reporting.tables import sweep_table
+from quantkit.reporting.sweep_tables import bit_tables
 from quantkit.reporting.text import number, plain_table, relative
 from quantkit.reporting.verdict import verdict
 from quantkit.results import Stats, Sweep, read_json, write_json
@@ -190,11 +190,11 @@ def test_tables() -> None:
     run = collect([V1])
     assert topk_table(run).rows[1][:3] == ("attention logits", "diff", "10.12")
     assert ("hidden states", "base", "7,200", "240.0") in class_table(run).rows
-    table = sweep_table(run)
+    (table,) = bit_tables(run)
     assert table.columns[-4:] == ("16 bits", "8 bits", "6 bits", "4 bits")
     assert len(table.rows) == 6
-    assert table.rows[0][4] == "18.00 [17.20, 18.80]"
-    assert table.rows[1][4] == table.rows[0][4]
+    assert table.rows[0][2] == "18.00 [17.20, 18.80]"
+    assert table.rows[1][2] == table.rows[0][2]
 
 
 def test_models_of_one_name_are_told_apart(tmp_path: Path) -> None:

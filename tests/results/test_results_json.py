@@ -17,12 +17,18 @@ import pytest
 from quantkit.errors import InputError
 from quantkit.results import (
     Accuracy,
+    AttentionMass,
+    Cell,
+    Delta,
     Export,
     FileInfo,
+    Fired,
     Range,
     Ranges,
+    SeedSpread,
     Stats,
     Sweep,
+    TaskInfo,
     dumps,
     read_json,
     to_plain,
@@ -32,6 +38,7 @@ from quantkit.results import (
 V1 = Path(__file__).parent / "fixtures" / "v1"
 V2 = Path(__file__).parent / "fixtures" / "v2"
 V3 = Path(__file__).parent / "fixtures" / "v3"
+V4 = Path(__file__).parent / "fixtures" / "v4"
 FILES = [
     pytest.param("base/stats.json", Stats, id="stats"),
     pytest.param("diff/stats.json", Stats, id="stats of a differential model"),
@@ -41,13 +48,26 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "cls"), FILES)
-def test_version_3_reads_and_writes_byte_for_byte(
-    name: str, cls: type[object], tmp_path: Path
+NEWEST = [(V4 if param.values[1] is Sweep else V3, *param.values) for param in FILES]
+OLDER = [
+    *((folder, *param.values) for folder in (V1, V2) for param in FILES),
+    (V3, "sweep.json", Sweep),
+]
+
+
+def case_id(value: object) -> str:
+    """Folder, file and class of a case, in words."""
+    return value.name if isinstance(value, Path) else getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("folder", "name", "cls"), NEWEST, ids=case_id)
+def test_the_newest_version_reads_and_writes_byte_for_byte(
+    folder: Path, name: str, cls: type[object], tmp_path: Path
 ) -> None:
-    value = read_json(V3 / name, cls)
+    value = read_json(folder / name, cls)
+    assert json.loads((folder / name).read_text())["schema"] == value.schema  # type: ignore[attr-defined]
     write_json(tmp_path / "again.json", value)
-    assert (tmp_path / "again.json").read_bytes() == (V3 / name).read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (folder / name).read_bytes()
 
 
 def check_older(plain: object, value: object, where: str = "") -> None:
@@ -76,17 +96,45 @@ def check_older(plain: object, value: object, where: str = "") -> None:
         assert to_plain(value) == plain, where
 
 
-@pytest.mark.parametrize("folder", [V1, V2], ids=["1", "2"])
-@pytest.mark.parametrize(("name", "cls"), FILES)
+@pytest.mark.parametrize(("folder", "name", "cls"), OLDER, ids=case_id)
 def test_older_versions_are_read_and_what_they_lack_has_its_default(
-    name: str, cls: type[object], folder: Path
+    folder: Path, name: str, cls: type[object]
 ) -> None:
     plain = json.loads((folder / name).read_text())
     value = read_json(folder / name, cls)
     kind, _, version = plain.pop("schema").partition("/")
     assert version == folder.name[1:]
-    assert value.schema == f"{kind}/3"  # type: ignore[attr-defined]  # as it is written again
+    newest = 4 if cls is Sweep else 3
+    assert value.schema == f"{kind}/{newest}"  # type: ignore[attr-defined]  # as it is written again
     check_older(plain, value)
+
+
+def test_the_sweep_of_version_4_uses_every_field() -> None:
+    sweep = read_json(V4 / "sweep.json", Sweep)
+    fired = [hit for cell in sweep.cells for hit in cell.quantizers.values()]
+    parts: list[object] = [
+        sweep,
+        *fired,
+        *sweep.cells,
+        *sweep.deltas,
+        *sweep.spreads,
+        *sweep.attention_mass,
+    ]
+    parts += sweep.tasks
+    for cls in (Sweep, Cell, Delta, Fired, SeedSpread, AttentionMass, TaskInfo):
+        mine = [part for part in parts if type(part) is cls]
+        empty = [
+            field.name
+            for field in dataclasses.fields(cls)
+            if all(getattr(part, field.name) in (None, "", [], {}) for part in mine)
+        ]
+        assert mine and not empty, cls
+    assert {cell.group for cell in sweep.cells} == {"diff", "base"}
+    static = next(c for c in sweep.cells if c.recipe == "logits6:head:static:asymmetric")
+    assert (static.bits, static.granularity, static.range) == (6, "head", "static")
+    assert {hit.elements for hit in static.quantizers.values()} == {400_000}
+    assert {delta.is_level for delta in sweep.deltas} == {True, False}
+    assert next(d for d in sweep.deltas if d.against_model).against_model == "base-s0"
 
 
 def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
@@ -142,7 +190,7 @@ def test_values_of_the_fixtures() -> None:
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
 def test_schema_is_the_first_field(name: str, cls: type) -> None:
-    for folder in (V1, V2, V3):
+    for folder in (V1, V2, V3, *([V4] if cls is Sweep else [])):
         assert next(iter(json.loads((folder / name).read_text()))) == "schema"
     assert dataclasses.fields(cls)[0].name == "schema"
 

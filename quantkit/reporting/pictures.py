@@ -1,0 +1,169 @@
+"""A sweep's pictures as files of their own, e.g. for a README: SVG that fetches and runs nothing.
+
+Each brings its colours, for light and dark pages, as plain properties: a renderer that knows no
+`prefers-color-scheme` shows the light ones.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jinja2
+
+from quantkit.reporting.charts import Label, LineChart, Series, rounded
+from quantkit.reporting.collect import Run
+from quantkit.reporting.dot_charts import DotChart, DotSeries
+from quantkit.reporting.sweep_charts import named_charts, named_recipe_charts
+from quantkit.reporting.text import clipped, printable
+
+SHOWN_WIDTH: Final = 640
+"""Pixels, of an image that a page does not scale."""
+LIGHT: Final = {
+    "page": "#fcfcfb", "ink": "#1c1c1a", "soft": "#5d5c57", "rule": "#dddbd3", "panel": "#f3f2ee",
+    "hues": (
+        "#2a6fdb", "#c2410c", "#0f8a5f", "#9333b8", "#a16207", "#be185d", "#0e7490", "#57534e",
+    ),
+}  # fmt: skip
+DARK: Final = {
+    "page": "#191918", "ink": "#ecebe6", "soft": "#a9a79f", "rule": "#3a3935", "panel": "#232321",
+    "hues": (
+        "#6ea8ff", "#fb8a55", "#45c795", "#cf8bee", "#dcae3f", "#f47bb0", "#4fc3dc", "#b5b1aa",
+    ),
+}  # fmt: skip
+"""The report's own colours, by their names in its style sheet."""
+
+_MARGIN: Final = 14.0
+_LINE: Final = 18.0
+_CHARACTER: Final = 7.0  # of 12 px in a wide sans serif; wide characters take two
+_SAMPLE: Final = 40.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A chart with its heading, legend and notes, all inside of one rectangle.
+
+    Attributes:
+        name: Of the file.
+        keys: (series, place and name of its entry in the legend).
+        chart_top: How far the chart itself is moved down.
+    """
+
+    name: str
+    title: str
+    chart: LineChart | DotChart
+    heading: tuple[Label, ...]
+    keys: tuple[tuple[Series | DotSeries, Label], ...]
+    notes: tuple[Label, ...]
+    chart_top: float
+    width: float
+    height: float
+
+    @property
+    def is_line(self) -> bool:
+        """True for a line chart."""
+        return isinstance(self.chart, LineChart)
+
+    @property
+    def shown_width(self) -> int:
+        """Pixels."""
+        return SHOWN_WIDTH
+
+    @property
+    def shown_height(self) -> int:
+        """Pixels."""
+        return round(SHOWN_WIDTH * self.height / self.width)
+
+
+def pictures(run: Run) -> tuple[Picture, ...]:
+    """Returns a picture for each chart of the sweeps; their names differ."""
+    charts: list[tuple[str, LineChart | DotChart]] = []
+    charts += [(f"{slug(task)}{_beside(rest)}", c) for (task, rest), c in named_charts(run)]
+    charts += [(f"{slug(task)}-recipes", chart) for task, chart in named_recipe_charts(run)]
+    taken: set[str] = set()
+    found = []
+    for name, chart in charts:
+        unique, again = name, 2
+        while unique in taken:
+            unique, again = f"{name}-{again}", again + 1
+        taken.add(unique)
+        found.append(_picture(f"sweep-{unique}.svg", chart))
+    return tuple(found)
+
+
+def slug(name: str) -> str:
+    """Returns a name for a file: lower case, digits and dashes; of a path its last part."""
+    head, _, source = name.partition("=")
+    if "/" in source or "\\" in source:
+        last = re.split(r"[/\\]", source.rstrip("/\\"))[-1]
+        name = f"{head}-{last.rsplit('.', 1)[0]}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-") or "task"
+
+
+def _beside(rest: str) -> str:
+    return f"-{slug(rest)}" if rest else ""
+
+
+def svg(picture: Picture, environment: jinja2.Environment) -> str:
+    """Returns the file's text; `environment` is one that escapes."""
+    return environment.get_template("picture.svg.j2").render(
+        picture=picture, chart=picture.chart, light=LIGHT, dark=DARK
+    )
+
+
+def _picture(name: str, chart: LineChart | DotChart) -> Picture:
+    room = chart.width - 2 * _MARGIN
+    heading = _lines(chart.title, room * 12 / 14, first=_MARGIN + 12)
+    chart_top = heading[-1].y + 6
+    keys, below = _legend(chart.series, room, chart_top + chart.height + 8)
+    notes = _lines(chart.note, room, first=below + 20) if chart.note else ()
+    below = notes[-1].y + 6 if notes else below
+    return Picture(
+        name=name,
+        title=chart.title,
+        chart=chart,
+        heading=heading,
+        keys=keys,
+        notes=notes,
+        chart_top=rounded(chart_top),
+        width=chart.width,
+        height=rounded(below + _MARGIN),
+    )
+
+
+def _lines(text: str, room: float, *, first: float) -> tuple[Label, ...]:
+    """Returns the text in as many lines as it takes."""
+    wide = text_width(text) / max(1, len(text))
+    wrapped = textwrap.wrap(printable(text), max(8, int(room / max(wide, 1.0)))) or [""]
+    return tuple(
+        Label(x=_MARGIN, y=rounded(first + i * _LINE), text=line)
+        for i, line in enumerate(wrapped)
+    )  # fmt: skip
+
+
+def _legend(
+    series: Sequence[Series | DotSeries], room: float, top: float
+) -> tuple[tuple[tuple[Series | DotSeries, Label], ...], float]:
+    """Returns where each entry stands, row by row, and where the last row ends."""
+    keys: list[tuple[Series | DotSeries, Label]] = []
+    x, y = 0.0, top
+    for one in series:
+        name = printable(one.name)
+        while text_width(name) > room - _SAMPLE:
+            name = clipped(name, min(len(name) - 1, int((room - _SAMPLE) / _CHARACTER)))
+        wide = _SAMPLE + text_width(name)
+        if x > 0 and x + wide > room:
+            x, y = 0.0, y + _LINE
+        keys.append((one, Label(x=rounded(_MARGIN + x), y=rounded(y), text=name)))
+        x += wide + 18.0
+    return tuple(keys), y + 12.0
+
+
+def text_width(text: str) -> float:
+    """Returns about how many SVG units a text of 12 px takes, and rather more than less."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return _CHARACTER * (len(text) + wide)

@@ -1,0 +1,51 @@
+"""What `quantkit sweep --dry-run` prints: a row a model and task, and the time in all."""
+
+from __future__ import annotations
+
+from quantkit.reporting.text import Table, plain_table
+from quantkit.results import Plan, PlannedCell
+
+
+def plan_text(plan: Plan) -> str:
+    """Returns the plan as a table; each row is a model and task with all its recipes."""
+    rows = []
+    for model, task in dict.fromkeys((cell.model, cell.task) for cell in plan.cells):
+        mine = [cell for cell in plan.cells if (cell.model, cell.task) == (model, task)]
+        rows.append(
+            (
+                model,
+                task,
+                f"{mine[0].items:,}",
+                f"{mine[0].tokens:,}",
+                str(len(mine)),
+                str(sum(cell.finished for cell in mine)),
+                duration(sum(cell.seconds for cell in mine)),
+            )
+        )
+    columns = ("model", "task", "items", "tokens", "recipes", "finished", "time, about")
+    table = Table(title="", columns=columns, rows=tuple(rows), text_columns=2)
+    recipes = ", ".join(dict.fromkeys(cell.recipe for cell in plan.cells))
+    left = [cell for cell in plan.cells if not cell.finished]
+    return (
+        f"{plain_table(table)}\nrecipes: {recipes}\n{len(left)} of {len(plan.cells)} cells to run, "
+        f"about {duration(plan.seconds)}, models loaded; into {plan.folder}\n{_slowest(left)}"
+    )
+
+
+def _slowest(cells: list[PlannedCell]) -> str:
+    if len(cells) < 2:
+        return ""
+    worst = max(cells, key=lambda cell: cell.seconds)
+    return f"slowest: {worst.recipe} on {worst.task}, {worst.model}: {duration(worst.seconds)}\n"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in the two largest units that it has."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{max(whole, 1 if seconds > 0 else 0)} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -1,0 +1,343 @@
+"""The cells of sweeps by task and metric, by bits and by recipe, and how a metric is written.
+
+Accuracies are shares: `0.470`, their interval `[0.41, 0.53]`, a change `-0.020` (two points). What
+is better when it is lower (perplexity, bits per byte) has four digits, and changes in percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+from quantkit.errors import InputError
+from quantkit.recipe import UNQUANTIZED_BITS, Recipe
+from quantkit.reporting.collect import Run
+from quantkit.reporting.text import NOT_AVAILABLE, number, relative
+from quantkit.results import Cell, Delta, SeedSpread, Sweep, TaskInfo
+
+FLOAT: Final = "none"
+"""The recipe of the float row."""
+CHANCE_P: Final = 0.05
+"""Where guessing does as well with more than this probability, a figure is at chance."""
+LEVEL_MARK, CHANCE_MARK = "=", "chance"
+CHANCE_NOTE: Final = f"{CHANCE_MARK} = guessing does as well with a probability of more than 5 %."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitRow:
+    """A line of a table or a picture: one model and grid of the logits, at several widths.
+
+    Attributes:
+        rest: What is quantized beside the logits, as a recipe; `float` for nothing.
+        scale: What shares a scale of the logits, and other words of their grid.
+        cells: By bits of the logits; the unquantized one is shared by all rows of `rest`.
+    """
+
+    model: str
+    rest: str
+    scale: str
+    cells: dict[int, Cell]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """One metric of one task, over all models and recipes.
+
+    Attributes:
+        unit: What is resampled, in the plural; "" in files that did not say.
+        is_first: Whether it is the task's first metric, which pictures and the terminal show.
+        deltas: (model, recipe) -> its paired difference from the float row.
+        spreads: (group, recipe) -> how far seeds are apart.
+        note: What a reader of the cells has to know.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    higher_is_better: bool
+    is_first: bool
+    cells: tuple[Cell, ...]
+    deltas: dict[tuple[str, str], Delta] = field(default_factory=dict)
+    spreads: dict[tuple[str, str], SeedSpread] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def is_pooled(self) -> bool:
+        """True where a model of the cells stands for several seeds."""
+        return any((cell.model, cell.recipe) in self.spreads for cell in self.cells)
+
+    @property
+    def words(self) -> str:
+        """Task and metric, once where they are one word."""
+        return self.task if self.metric == self.task else f"{self.task} {self.metric}"
+
+    @cached_property
+    def is_share(self) -> bool:
+        """True for accuracies: more is better, and all values are from 0 to 1."""
+        known = [cell.value for cell in self.cells if not math.isnan(cell.value)]
+        return self.higher_is_better and all(0 <= value <= 1 for value in known)
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """True for perplexities, which grow by factors."""
+        return not self.higher_is_better and "perplexity" in self.metric
+
+    @property
+    def count(self) -> str:
+        """What n counts and how many there are, where all cells agree: `n = 64 blocks`."""
+        counts = {cell.n for cell in self.cells}
+        many = len(counts) > 1
+        said = f"n = {min(counts):,}" + (f" to {max(counts):,}" if many else "")
+        return f"{said} {self.unit}".rstrip()
+
+    def value(self, value: float) -> str:
+        """Returns a figure as all tables show it."""
+        if math.isnan(value) or not self.is_share:
+            return number(value)
+        return f"{value:.3f}"
+
+    def span(self, low: float, high: float) -> str:
+        """Returns the interval of a figure in brackets."""
+        if math.isnan(low) or math.isnan(high):
+            return f"[{NOT_AVAILABLE}]"
+        if self.is_share:
+            return f"[{low:.2f}, {high:.2f}]"
+        return f"[{number(low)}, {number(high)}]"
+
+    def change(self, difference: float, base: float) -> str:
+        """Returns a difference from `base`: of shares in their own units, else in percent of it."""
+        if not (math.isfinite(difference) and math.isfinite(base)):
+            return NOT_AVAILABLE
+        if not self.higher_is_better:
+            return relative(base + difference, base)
+        return f"{difference:+.3f}" if self.is_share else f"{difference:+.4g}"
+
+    def changes(self, low: float, high: float, base: float) -> str:
+        """Returns the interval of a difference in brackets."""
+        return f"[{self.change(low, base)}, {self.change(high, base)}]"
+
+    def float_cell(self, model: str) -> Cell | None:
+        """Returns the model's float row."""
+        return self._by_recipe.get((model, FLOAT))
+
+    @cached_property
+    def _by_recipe(self) -> dict[tuple[str, str], Cell]:
+        return {(cell.model, cell.recipe): cell for cell in self.cells}
+
+    def mark(self, cell: Cell) -> str:
+        """Returns `chance`, `=` for level with float, or "".
+
+        A row that is level with a float row at chance has shown nothing, and is not marked.
+        """
+        if at_chance(cell):
+            return CHANCE_MARK
+        base = self.float_cell(cell.model)
+        delta = self.deltas.get((cell.model, cell.recipe))
+        is_level = delta is not None and delta.is_level is True
+        return LEVEL_MARK if is_level and not (base is not None and at_chance(base)) else ""
+
+    @property
+    def marks_note(self) -> str:
+        """What the marks mean that are there."""
+        marks = {self.mark(cell) for cell in self.cells}
+        notes = ((LEVEL_MARK, self._level_note), (CHANCE_MARK, CHANCE_NOTE))
+        return " ".join(note for mark, note in notes if mark in marks)
+
+    @property
+    def notes(self) -> str:
+        """What stands below a table: n, the marks, and `note`."""
+        parts = (f"{self.count}.", self.marks_note, self.note)
+        return " ".join(part for part in parts if part)
+
+    @property
+    def _level_note(self) -> str:
+        texts = {self.margin(delta) for delta in self.deltas.values()} - {""}
+        margins = sorted(texts, key=lambda text: float(text.split()[0]))
+        words = " to ".join(dict.fromkeys([*margins[:1], *margins[-1:]])) or "the margin"
+        return (
+            f"{LEVEL_MARK} is level with float: the paired 95 % interval rules out a loss of more "
+            f"than {words}."
+        )
+
+    def margin(self, delta: Delta) -> str:
+        """Returns what may be lost: points of accuracy, else percent of the reference."""
+        reference = delta.against_model or delta.model
+        base = self._by_recipe.get((reference, delta.against))
+        if math.isnan(delta.margin):
+            return ""
+        if self.is_share:
+            points = _round(100 * delta.margin)
+            return f"{points} point" + ("" if points == "1" else "s")
+        if base is None or not base.value > 0:
+            return _round(delta.margin)
+        return f"{_round(100 * delta.margin / base.value)} %"
+
+
+def _round(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def at_chance(cell: Cell) -> bool:
+    """True where guessing reaches the cell's value with a probability of more than 5 %."""
+    return cell.chance_p is not None and cell.chance_p > CHANCE_P
+
+
+def sweeps(run: Run) -> tuple[Sweep, ...]:
+    """Returns all sweeps; a model that two files measured differently bears its file's place."""
+    seen: dict[tuple[str, ...], Cell] = {}
+    found = []
+    for one in run.sweeps:
+        result = one.result
+        differing = {cell.model for cell in result.cells if seen.get(_key(cell), cell) != cell}
+        names = {name: f"{name} [{one.place}]" for name in differing}
+        result = _renamed(result, names) if names else result
+        seen |= {_key(cell): cell for cell in result.cells}
+        found.append(result)
+    return tuple(found)
+
+
+def _key(cell: Cell) -> tuple[str, ...]:
+    return cell.model, cell.recipe, cell.task, cell.metric
+
+
+def _renamed(sweep: Sweep, names: dict[str, str]) -> Sweep:
+    def name(old: str) -> str:
+        return names.get(old, old)
+
+    groups = {cell.group: f"{cell.group}{name(cell.model)[len(cell.model) :]}"
+              for cell in sweep.cells if cell.model in names and cell.group}  # fmt: skip
+    return replace(
+        sweep,
+        cells=[
+            replace(c, model=name(c.model), group=groups.get(c.group, c.group)) for c in sweep.cells
+        ],
+        deltas=[
+            replace(d, model=name(d.model), against_model=name(d.against_model))
+            for d in sweep.deltas
+        ],
+        spreads=[
+            replace(s, group=groups.get(s.group, s.group), models=[name(m) for m in s.models])
+            for s in sweep.spreads
+        ],
+        attention_mass=[replace(m, model=name(m.model)) for m in sweep.attention_mass],
+    )
+
+
+def hue_names(run: Run) -> dict[str, str]:
+    """Returns model -> what has its colour in pictures: its group, where that has several."""
+    cells = [cell for sweep in sweeps(run) for cell in sweep.cells]
+    members: dict[str, set[str]] = {}
+    for cell in cells:
+        members.setdefault(cell.group, set()).add(cell.model)
+    return {c.model: c.group if c.group and len(members[c.group]) > 1 else c.model for c in cells}
+
+
+def measured(run: Run) -> tuple[Measured, ...]:
+    """Returns every task and metric, in the order of the files; a task's first metric leads."""
+    found = sweeps(run)
+    cells = list(dict((_key(c), c) for sweep in found for c in sweep.cells).values())
+    tasks: dict[str, TaskInfo] = {}
+    for sweep in found:
+        for task in sweep.tasks:
+            tasks.setdefault(task.name, task)
+    names = list(dict.fromkeys([*tasks, *(cell.task for cell in cells)]))
+    parts = []
+    for name in names:
+        mine = [cell for cell in cells if cell.task == name]
+        info = tasks.get(name)
+        listed = info.metrics if info else []
+        metrics = list(dict.fromkeys([*listed, *(cell.metric for cell in mine)]))
+        there = [metric for metric in metrics if any(c.metric == metric for c in mine)]
+        for i, metric in enumerate(there):
+            better = info.higher_is_better.get(metric) if info else None
+            parts.append(
+                Measured(
+                    task=name,
+                    metric=metric,
+                    unit=info.unit if info else "",
+                    higher_is_better="perplexity" not in metric and metric != "bits_per_byte"
+                    if better is None
+                    else better,
+                    is_first=i == 0,
+                    cells=tuple(cell for cell in mine if cell.metric == metric),
+                    deltas={
+                        (d.model, d.recipe): d
+                        for sweep in found
+                        for d in sweep.deltas
+                        if (d.task, d.metric, d.against) == (name, metric, FLOAT)
+                        and d.against_model in ("", d.model)
+                    },
+                    spreads={
+                        (s.group, s.recipe): s
+                        for sweep in found
+                        for s in sweep.spreads
+                        if (s.task, s.metric) == (name, metric) and len(s.models) > 1
+                    },
+                )
+            )
+    return tuple(parts)
+
+
+def split_recipe(name: str, cell: Cell | None = None) -> tuple[str, str]:
+    """Returns what is quantized beside the logits, and the logits' grid in words ("" for none).
+
+    A name that the grammar does not know stands for itself, as what is beside.
+    """
+    try:
+        recipe = Recipe.parse(name)
+    except InputError:
+        if cell is None or cell.granularity is None:
+            return name, ""
+        return name, cell.granularity
+    logits = recipe.logits
+    rest = str(replace(recipe, logits=None))
+    rest = "float" if rest == FLOAT else rest
+    if logits is None:
+        return rest, ""
+    words: list[str] = [logits.granularity]
+    words += ["static"] if logits.range == "static" else []
+    return rest, " ".join(words + ([] if logits.symmetric else ["asymmetric"]))
+
+
+def bit_rows(cells: Iterable[Cell]) -> list[BitRow]:
+    """Returns the rows of quantized logits of one task and metric, a model after the other.
+
+    A recipe without logits is in the rows that share its other parts; where there are none, it is
+    one of `other_cells`.
+    """
+    floats: dict[tuple[str, str], Cell] = {}
+    rows: dict[tuple[str, str, str], dict[int, Cell]] = {}
+    for cell in cells:
+        rest, scale = split_recipe(cell.recipe, cell)
+        if scale:
+            rows.setdefault((cell.model, rest, scale), {})[cell.bits] = cell
+        else:
+            floats[cell.model, rest] = cell
+    models = list(dict.fromkeys(model for model, *_ in rows))
+    found = []
+    for (model, rest, scale), widths in sorted(rows.items(), key=lambda r: models.index(r[0][0])):
+        base = floats.get((model, rest))
+        start = {} if base is None else {UNQUANTIZED_BITS: base}
+        found.append(BitRow(model=model, rest=rest, scale=scale, cells=start | widths))
+    return found
+
+
+def other_cells(cells: Iterable[Cell]) -> list[Cell]:
+    """Returns the cells that no row of bits shows, behind their model's float row.
+
+    [] where there is nothing but rows of bits.
+    """
+    cells = list(cells)
+    rows = bit_rows(cells)
+    shown = {id(cell) for row in rows for cell in row.cells.values()}
+    left = [cell for cell in cells if id(cell) not in shown]
+    models = dict.fromkeys(cell.model for cell in left)
+    return [
+        cell
+        for model in models
+        for cell in sorted(cells, key=lambda c: c.recipe != FLOAT)
+        if cell.model == model and (cell.recipe == FLOAT or id(cell) not in shown)
+    ]

@@ -1,0 +1,161 @@
+"""What `quantkit sweep` prints: the headline, then tables that 100 columns hold."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from quantkit.reporting.collect import Run, collect
+from quantkit.reporting.data_notes import overlaps
+from quantkit.reporting.sweep_groups import FLOAT, BitRow, Measured, bit_rows, measured, sweeps
+from quantkit.reporting.sweep_seeds import by_group
+from quantkit.reporting.sweep_tables import (
+    mass_table,
+    notes,
+    recipe_table,
+    widths,
+)
+from quantkit.reporting.text import (
+    NOT_AVAILABLE,
+    Table,
+    number,
+    plain_table,
+    printable,
+    without,
+)
+from quantkit.results import Cell
+
+WIDTH: Final = 100
+_MODEL, _REST, _SCALE = 18, 14, 16
+"""Characters that columns of words keep when bits have to share the line, at the least."""
+
+
+def sweep_text(run_folder: Path) -> str:
+    """Returns the sweep of a run folder, or "" where it has no `sweep.json`.
+
+    A table for the first metric of each task; the others are one line each, all of them in the
+    report.
+    """
+    run = collect([run_folder])
+    run = Run(sweeps=run.sweeps)
+    parts = by_group(run)
+    if not parts:
+        return ""
+    headlines = [found.headline for found in sweeps(run) if found.headline]
+    tables: list[Table] = []
+    for one in parts:
+        if one.is_first:
+            tables += _bit_tables(one)
+            recipes = recipe_table(one)
+            tables += [replace(recipes, note="") if bit_rows(one.cells) else recipes]
+    tables += [_others(parts), mass_table(run)]
+    texts = [plain_table(table, WIDTH) for table in tables if table.rows]
+    ends = [*notes(run), *_fired(measured(run))]
+    warnings = [f"WARNING {line}" for line in overlaps(run)]
+    said = ["".join(_wrapped(headlines))] if headlines else []
+    last = "".join(_wrapped(ends)) + "".join(f"{printable(line)}\n" for line in warnings)
+    return "\n".join([*said, *texts]) + ("\n" if ends and texts else "") + last
+
+
+def _bit_tables(one: Measured) -> list[Table]:
+    """Returns the table of bits: value above interval (and sd of seeds); the widest bits first.
+
+    Several tables where the bits do not fit side by side.
+    """
+    rows = bit_rows(one.cells)
+    bits = widths(rows)
+    if not bits:
+        return []
+    beside = any(row.rest != "float" for row in rows)
+    words = ("model", "beside the logits", "scale")
+    reserved = min(_MODEL, max(len(row.model) for row in rows)) + 2
+    reserved += min(_SCALE, max(len(row.scale) for row in rows))
+    reserved += min(_REST, max(len(row.rest) for row in rows)) + 2 if beside else 0
+    tall = 3 if one.is_pooled else 2
+    columns = {width: _column(one, rows, width) for width in bits}
+    blocks: list[list[int]] = [[]]
+    room = WIDTH - reserved
+    for width in bits:
+        wide = 2 + max(len(text) for text in columns[width])
+        if blocks[-1] and room < wide:
+            blocks.append([])
+            room = WIDTH - reserved
+        blocks[-1].append(width)
+        room -= wide
+    tables = []
+    for i, block in enumerate(blocks):
+        last = i == len(blocks) - 1
+        lines: list[tuple[str, ...]] = []
+        for at, row in enumerate(rows):
+            if not any(width in row.cells for width in block):
+                continue
+            words_of_row = (row.model, row.rest, row.scale)
+            for i_line in range(tall):
+                texts = (columns[b][tall * at + i_line] for b in block)
+                lines.append((*(("", "", "") if i_line else words_of_row), *texts))
+        table = Table(
+            title=f"Sweep: {one.words} by bits of the attention logits ({one.count})"
+            + (", continued" if i else ""),
+            columns=(*words, *(f"{width} bits" for width in block)),
+            rows=tuple(lines),
+            text_columns=3,
+            note=" ".join(filter(None, (one.marks_note, one.note))) if last else "",
+        )
+        tables.append(table if beside else without(table, words[1]))
+    return tables
+
+
+def _column(one: Measured, rows: Sequence[BitRow], width: int) -> list[str]:
+    """Returns two texts a row: the value with its mark, and the interval; the sd of seeds below."""
+    texts = []
+    for row in rows:
+        cell = row.cells.get(width)
+        if cell is None:
+            texts += [NOT_AVAILABLE, *([""] * (2 if one.is_pooled else 1))]
+            continue
+        texts += [f"{one.value(cell.value)} {one.mark(cell)}".rstrip(), _span(one, cell)]
+        if one.is_pooled:
+            seeds = one.spreads.get((cell.model, cell.recipe))
+            texts.append("" if seeds is None else f"sd {one.value(seeds.sd)}")
+    return texts
+
+
+def _span(one: Measured, cell: Cell) -> str:
+    return one.span(cell.ci_low, cell.ci_high)
+
+
+def _others(parts: Sequence[Measured]) -> Table:
+    """Returns the float row of the metrics that have no table of their own."""
+    rows = tuple(
+        (one.task, one.metric, cell.model, one.value(cell.value), _span(one, cell))
+        for one in parts
+        if not one.is_first
+        for cell in one.cells
+        if cell.recipe == FLOAT
+    )
+    return Table(
+        title="Other metrics of the float row; the report has those of every recipe",
+        columns=("task", "metric", "model", "value", "95 % interval"),
+        rows=rows,
+        text_columns=3,
+    )
+
+
+def _fired(parts: Sequence[Measured]) -> list[str]:
+    """Returns one line on the quantizers of all cells, where the files name them."""
+    cells = [cell for one in parts for cell in one.cells if cell.quantizers]
+    if not cells:
+        return []
+    fired = [fired for cell in cells for fired in cell.quantizers.values()]
+    return [
+        f"Quantizers: {len(fired):,} fired in {len(cells):,} cells, "
+        f"{sum(f.hits for f in fired):,} times on {number(float(sum(f.elements for f in fired)))} "
+        "elements; each by name in sweep.json."
+    ]
+
+
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    return [f"{line}\n" for text in texts for line in textwrap.wrap(printable(text), WIDTH)]
