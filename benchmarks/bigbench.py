@@ -5,7 +5,7 @@ Game") are streamed out of the source archive of the package bigbench, and check
 
     pip download --no-deps --no-binary :all: bigbench==1.0.0
     python benchmarks/bigbench.py --archive bigbench-1.0.0.tar.gz [--measure ITEMS]
-    quantkit sweep smollm2 --tasks multiple-choice=benchmarks/data/step_inference.jsonl ...
+    quantkit sweep smollm2 --task multiple-choice=benchmarks/data/step_inference.jsonl ...
 
 The prompt is the task's own: its prefixes where it gives them, else none; the choices are not part
 of it. The files stay on this machine: git ignores their folder, as BIG-bench asks that its items

@@ -58,12 +58,3 @@ def documents_of(source: str) -> Documents:
 def joined(documents: Documents) -> str:
     """Returns all of them as one text; an empty line stands between two."""
     return "\n\n".join(documents.documents)
-
-
-def plain_text(source: str) -> str:
-    """Returns the text of a source.
-
-    Raises:
-        InputError: as `documents_of`.
-    """
-    return joined(documents_of(source))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quantkit.calibration.tensor_file import read_tensors, write_tensors
 from quantkit.errors import InputError
-from quantkit.models import sha256_of
+from quantkit.models import as_matrix, projection_modules, sha256_of
 from quantkit.numerics.affine import check_range
 from quantkit.numerics.granularity import PerAxis, PerGroup
 from quantkit.numerics.methods import Method, MinMaxRange, parse_method
@@ -26,7 +26,6 @@ from quantkit.numerics.weight_ranges import (
     channel_errors,
     weight_absmax,
 )
-from quantkit.probes import linear_modules
 from quantkit.progress import Progress, silent
 from quantkit.results import WeightFigures, WeightsInfo
 
@@ -105,15 +104,16 @@ def choose_weight_ranges(
     """Returns the ranges of every linear layer's weight as it is now, and what they cost.
 
     Raises:
-        InputError: a method that weights do not take.
+        InputError: a method that weights do not take, or a weight that is no floating-point matrix
+            on a device.
         RangeError: NaN or inf in a weight, by name.
     """
     absmax: dict[str, Tensor] = {}
     figures: dict[str, WeightFigures] = {}
-    modules = linear_modules(model)
+    modules = projection_modules(model)
     for done, (name, module) in enumerate(modules):
         progress("choosing ranges of weights", done, len(modules))
-        weight, label = module.weight.detach(), f"{name}.weight"
+        weight, label = as_matrix(name, module), f"{name}.weight"
         found, plain = (
             weight_absmax(weight, method, plan.bits, plan.granularity, name=label)
             for method in (plan.method, MinMaxRange())

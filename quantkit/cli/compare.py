@@ -80,8 +80,8 @@ def compare(
         return run_compare(job, progress=progress)
 
     def view(folder: Path) -> str:
-        page, twin = write_report([folder], folder)
-        return f"{terminal_tables(folder)}\nreport: {page}\n        {twin}\n"
+        written = "\n        ".join(map(str, write_report([folder], folder)))
+        return f"{terminal_tables(folder)}\nreport: {written}\n"
 
     run_stage(
         stage,

@@ -29,10 +29,12 @@ def report(
 ) -> None:
     """Write one HTML page from the files of earlier runs.
 
-    The page is self-contained; a Markdown twin, report.md, lies beside it.
+    The page is self-contained; a Markdown twin, report.md, lies beside it, and so do the charts of
+    sweeps, which it shows: sweep-TASK.svg. The paths of all files are printed.
 
     Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json and
-    curves.jsonl in and below the folders. A report that stands there already is replaced.
+    curves.jsonl in and below the folders. A report that stands there already is replaced,
+    and charts of it that the new one has not are removed, unless somebody changed them.
 
     \b
     Examples:
@@ -42,6 +44,6 @@ def report(
     if out is None:
         one = runs[0] if runs[0].is_dir() else runs[0].parent
         out = one if len(runs) == 1 else Path("reports") / "report"
-    page, twin = write_report(runs, out)
+    written = write_report(runs, out)
     if not quiet:
-        typer.echo(f"{page}\n{twin}")
+        typer.echo("\n".join(map(str, written)))

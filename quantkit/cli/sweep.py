@@ -10,6 +10,7 @@ import typer
 from quantkit.cli import options
 from quantkit.cli.console import run_stage, watching
 from quantkit.jobs import DEFAULT_TEXT, SweepJob, default_out
+from quantkit.processes import may_talk
 from quantkit.progress import Progress
 from quantkit.reporting import plan_text, sweep_text
 from quantkit.results import dumps
@@ -154,6 +155,8 @@ def sweep(
     if dry_run:
         from quantkit.pipelines import plan_sweep
 
+        if not may_talk():  # of several processes one plans
+            return
         with watching(quiet) as progress:
             plan = plan_sweep(job, progress=progress)
         typer.echo(dumps(plan) if as_json else plan_text(plan), nl=False)

@@ -24,9 +24,8 @@ from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
 from quantkit.exporting.quantize import quantize_graph
 from quantkit.exporting.rewrite_linear import require_channels
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
-from quantkit.models import LoadedModel, sha256_of
+from quantkit.models import LoadedModel, projection_modules, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
-from quantkit.probes import linear_modules
 from quantkit.progress import Progress, silent
 from quantkit.quantization import (
     every_quantizer,
@@ -115,7 +114,7 @@ def export_and_prove(
             progress(f"exporting {loaded.name}: {recipe}", 2, steps)
             graph, quantizers = quantize_graph(
                 float_path,
-                module_linears=dict(linear_modules(loaded.model)),
+                module_linears=dict(projection_modules(loaded.model)),
                 recipe=recipe,
                 ranges=ranges.tensors,
                 keep=keep,

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
@@ -117,11 +118,47 @@ def quantize_linears(
     infos: list[QuantizerInfo] = []
     shared: dict[tuple[str, float, int], GraphGrid] = {}
     for linear in linears:
-        if activation_bits is not None and f"linear_input/{linear.module}" not in keep:
-            infos.append(_quantize_input(model, linear, activation_bits, ranges, shared))
-        if weight_bits is not None and f"weight/{linear.module}" not in keep:
-            infos.append(_quantize_weight(model, linear, weight_bits, weight_ranges))
+        input_bits = None if f"linear_input/{linear.module}" in keep else activation_bits
+        own_bits = None if f"weight/{linear.module}" in keep else weight_bits
+        if input_bits is not None and own_bits is not None:
+            linear = _without_bias(model, linear)
+        if input_bits is not None:
+            infos.append(_quantize_input(model, linear, input_bits, ranges, shared))
+        if own_bits is not None:
+            infos.append(_quantize_weight(model, linear, own_bits, weight_ranges))
     return infos
+
+
+def _without_bias(model: ir.Model, linear: LinearNode) -> LinearNode:
+    """Returns the layer with its bias, where it is a Gemm that has one, in an Add behind it.
+
+    ONNX Runtime computes a Gemm in integers only if its bias is an integer, too. Beside one in
+    float it would turn input and weight back, and lose the time that the grids were to save.
+    """
+    node = linear.node
+    beta = node.attributes.get_float("beta", 1.0)
+    if node.op_type != "Gemm" or len(node.inputs) < 3 or node.inputs[2] is None or beta != 1.0:
+        return linear
+    scopes, old = dict(node.metadata_props), node.outputs[0]
+    product = ir.node(
+        "Gemm",
+        node.inputs[:2],
+        {key: value for key, value in node.attributes.items() if key != "beta"},
+        name=f"{linear.module}/product",
+        metadata_props=scopes,
+    )
+    total = ir.node(
+        "Add",
+        [product.outputs[0], node.inputs[2]],
+        name=f"{linear.module}/bias",
+        metadata_props=scopes,
+    )
+    inner = product.outputs[0]
+    inner.name, inner.shape, inner.type = f"{product.name}_output", old.shape, old.type
+    ir.convenience.replace_nodes_and_values(
+        model.graph, node, [node], [product, total], [old], total.outputs
+    )
+    return replace(linear, node=product)
 
 
 def require_channels(ranges: WeightRanges | None, bits: int | None) -> None:
@@ -230,11 +267,12 @@ def _quantize_weight(
 
 
 def linear_weight(name: str, module: Tensor | nn.Module) -> Tensor:
-    """Returns the float32 weight `[out, in]` of a linear layer, on the CPU."""
+    """Returns the float32 weight `[out, in]` of a linear layer or `Conv1D`, on the CPU."""
     weight = module if isinstance(module, Tensor) else getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise InputError(f"{name!r} is not a linear layer: it has no weight of rank 2.")
-    return weight.detach().to(device="cpu", dtype=torch.float32)
+    matrix = weight.t() if isinstance(module, Conv1D) else weight
+    return matrix.detach().to(device="cpu", dtype=torch.float32)
 
 
 def _digest(array: NDArray[np.generic]) -> str:

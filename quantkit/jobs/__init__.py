@@ -41,6 +41,7 @@ from quantkit.jobs.tasks import (
     PerplexitySpec,
     TaskSpec,
     parse_task,
+    reads_text,
 )
 from quantkit.numerics.methods import METHODS, WEIGHT_METHODS
 
@@ -87,5 +88,6 @@ __all__ = [
     "default_out",
     "memory_limits",
     "parse_task",
+    "reads_text",
     "with_attention_bits",
 ]

@@ -20,10 +20,10 @@ from quantkit.jobs.checks import (
 from quantkit.jobs.choices import DEFAULT_TEXT
 from quantkit.jobs.tasks import (
     ImageClassificationSpec,
-    MultipleChoiceSpec,
     PerplexitySpec,
     TaskSpec,
     parse_task,
+    reads_text,
 )
 from quantkit.recipe import LOGIT_GRIDS, RANGE_KINDS, UNQUANTIZED_BITS, Recipe
 
@@ -129,20 +129,24 @@ class SweepJob:
     @property
     def reads_text(self) -> bool:
         """Whether a task is made from the evaluation text."""
-        return any(
-            isinstance(spec, PerplexitySpec)
-            or (isinstance(spec, MultipleChoiceSpec) and spec.source is None)
-            for spec in self.specs
-        )
+        return any(map(reads_text, self.specs))
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether blocks of the evaluation text are scored."""
+        return any(isinstance(spec, PerplexitySpec) for spec in self.specs)
 
     def _check_ranges(self) -> None:
         is_swept = any(width != UNQUANTIZED_BITS for width in self.bits)
-        if is_swept and self.range == ("static",) and set(self.granularity) == {"row"}:
+        if not is_swept:
+            check_unread(self, ("range", "grid"), "--bits 16, which quantizes no logits")
+        has_static = is_swept and "static" in self.range
+        if has_static and set(self.granularity) == {"row"}:
             raise InputError(
                 "--range static has no rows per row of the logits: their rows are not those of the "
                 "calibration text. Add --granularity tensor or head."
             )
-        if is_swept and "static" in self.range and not self.ranges:
+        if has_static and not self.ranges:
             raise InputError(
                 "--range static reads calibrated ranges: give --ranges RUN, the folder of a "
                 "`quantkit calibrate`."
@@ -153,15 +157,14 @@ class SweepJob:
                     f"recipe {recipe} reads calibrated ranges: give --ranges RUN, the folder of a "
                     "`quantkit calibrate`."
                 )
-        if self.ranges and not self.recipes and "static" not in self.range:
+        is_read = has_static or not all(Recipe.parse(name).is_float for name in self.recipes)
+        if self.ranges and not is_read:
             raise InputError(
                 "--ranges are read by --range static and by the recipes of --quantize, and neither "
                 "is given: add e.g. --quantize w8a8 or --range static."
             )
         if self.ranges:
-            check_unread(self, ("calib", "calib_samples"), "--ranges RUN")
-            if self.reads_text:
-                check_unread(self, ("bos",), "--ranges RUN")
+            check_unread(self, ("calib", "calib_samples", "bos"), "--ranges RUN")
 
     def _check_tasks(self) -> None:
         if not self.tasks:
@@ -176,3 +179,12 @@ class SweepJob:
                 "image-classification and tasks of text have no model in common: sweep them one by "
                 "one."
             )
+        given = f"--task {','.join(names)}"
+        if not self.reads_text:
+            check_unread(self, ("eval", "calib", "calib_samples"), given)
+        if not self.reads_blocks:
+            check_unread(self, ("samples",), given)
+        if names == [PerplexitySpec.word]:
+            check_unread(self, ("items",), given)
+        if all(images):
+            check_unread(self, ("seq_len", "bos"), given)

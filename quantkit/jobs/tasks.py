@@ -72,8 +72,12 @@ class NeedlesSpec:
         _whole(self, "queries", self.queries, 1, self.needles)
         if self.tokens is not None:
             _whole(self, "tokens", self.tokens, 64, 1 << 20)
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise InputError(f"task {self.word}: depths go from 0 to 1, e.g. depths=0/0.5/1.")
+        fine = [0 <= depth <= 1 and depth == round(depth, 4) for depth in self.depths]
+        if not fine or not all(fine):
+            raise InputError(
+                f"task {self.word}: depths go from 0 to 1 with at most four decimals, e.g. "
+                "depths=0/0.5/1."
+            )
 
     def __str__(self) -> str:
         return _named(self, needles=self.needles, queries=self.queries, tokens=self.tokens,
@@ -146,6 +150,12 @@ TASKS: Final = tuple(spec.word for spec in _SPECS)
 _OPTION: Final = re.compile(r"([a-z_]+)=([0-9./]+)")
 
 
+def reads_text(spec: TaskSpec) -> bool:
+    """Returns whether the task is made from the evaluation text."""
+    made = isinstance(spec, MultipleChoiceSpec) and spec.source is None
+    return isinstance(spec, PerplexitySpec) or made
+
+
 def parse_task(text: str) -> TaskSpec:
     """Returns the task with this name, e.g. `needles:needles=6:queries=2`.
 
@@ -199,6 +209,10 @@ def _named(spec: Any, **values: Any) -> str:
     usual = {field.name: field.default for field in fields(spec)}
     for name, value in values.items():
         if value != usual[name]:
-            text = "/".join(f"{v:g}" for v in value) if isinstance(value, Sequence) else str(value)
+            text = (
+                "/".join(repr(float(v)).removesuffix(".0") for v in value)
+                if isinstance(value, Sequence)
+                else str(value)
+            )
             words.append(f"{name}={text}")
     return ":".join(words)

@@ -22,7 +22,7 @@ from quantkit.models.families import (
     mixes_of,
 )
 from quantkit.models.loading import LoadedModel, load, prepare, run_batch
-from quantkit.models.mlps import Mlp, holds_fused_experts, mlp_of, projection_modules
+from quantkit.models.mlps import Mlp, as_matrix, holds_fused_experts, mlp_of, projection_modules
 from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "DiffSizes",
     "LoadedModel",
     "Mlp",
+    "as_matrix",
     "attention_layout",
     "attention_modules",
     "backbone",

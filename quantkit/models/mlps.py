@@ -1,4 +1,4 @@
-"""Where the MLP of a layer begins and ends, and which modules are linear layers."""
+"""Where the MLP of a layer begins and ends, which modules are linear layers, and their weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from quantkit.errors import InputError
 from quantkit.models.families import Named, is_attention_class, surely_attends
+from quantkit.numerics.affine import check_range
 
 _DOWN_NAMES: Final = (
     "down_proj",  # Llama and its many relatives, MPT
@@ -54,6 +56,31 @@ def projection_modules(model: nn.Module) -> Named:
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head
     ]
+
+
+def as_matrix(name: str, module: nn.Module) -> Tensor:
+    """Returns the weight of a linear layer as `[out, in]`, without a copy.
+
+    Raises:
+        InputError: it is no floating-point matrix, is computed anew at each use, or is not on a
+            device.
+        RangeError: NaN or inf.
+    """
+    parameter = module._parameters.get("weight")
+    if parameter is None or parameter.dim() != 2 or not parameter.is_floating_point():
+        found = "none" if parameter is None else f"{parameter.dtype} {list(parameter.shape)}"
+        raise InputError(
+            f"Expected a floating-point matrix as a parameter for the weight of {name!r}, got "
+            f"{found}: load the model without quantization and remove parametrizations first."
+        )
+    if parameter.is_meta:
+        raise InputError(
+            f"the weight of {name!r} is offloaded: weights are quantized where the whole model is "
+            "on a device; use a larger one or several."
+        )
+    check_range(parameter.min(), parameter.max(), f"{name}.weight")
+    matrix = parameter.detach()
+    return matrix.t() if isinstance(module, Conv1D) else matrix
 
 
 def mlp_of(name: str, layer: nn.Module) -> Mlp | None:

@@ -10,13 +10,14 @@ at most as much as one in {0, 1} of the same mean, so that the interval is too w
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from quantkit.errors import InputError
 
-Z_95: Final = 1.959963984540054
+Z_95: Final = NormalDist().inv_cdf(0.975)
 """The normal quantile of 0.975: two-sided 95 %."""
 _HALVINGS: Final = 60
 """Of an interval of width 2 at most: below the rounding of float64."""

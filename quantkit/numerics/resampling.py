@@ -27,7 +27,11 @@ Values = NDArray[np.float64]
 
 
 class Ratio(Protocol):
-    """sum(total) / sum(weight), or exp of it; one number a unit each, `[units]`."""
+    """sum(total) / sum(weight), or exp of it; one number a unit each, `[units]`.
+
+    `is_share` is declared, never guessed: every unit's own figure lies in [0, 1] by definition, an
+    accuracy or a rate, with a positive weight and the identity link. 0.9 bits per byte are none.
+    """
 
     @property
     def total(self) -> NDArray[np.float64]: ...
@@ -35,6 +39,8 @@ class Ratio(Protocol):
     def weight(self) -> NDArray[np.float64]: ...
     @property
     def link(self) -> Literal["identity", "exp"]: ...
+    @property
+    def is_share(self) -> bool: ...
     @property
     def value(self) -> float: ...
 
@@ -77,7 +83,7 @@ def interval(ratio: Ratio, values: Values) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     stderr = float(values.std(ddof=1)) if units > 1 else math.nan
     lo, hi = _percentiles(values)
-    if not is_share(ratio):
+    if not ratio.is_share:
         return (stderr, lo, hi) if units > 1 else (math.nan, math.nan, math.nan)
     most = float(ratio.weight.max())
     scale = units * most / float(ratio.weight.sum())
@@ -142,16 +148,8 @@ def is_level(
     return loss <= margin
 
 
-def is_share(ratio: Ratio) -> bool:
-    """Returns whether every unit's own figure lies in [0, 1]: an accuracy, a rate."""
-    total, weight = ratio.total, ratio.weight
-    return ratio.link == "identity" and bool(
-        (weight > 0).all() and (total >= 0).all() and (total <= weight).all()
-    )
-
-
 def _are_shares(a: Ratio, b: Ratio) -> bool:
-    return is_share(a) and is_share(b) and np.array_equal(a.weight, b.weight)
+    return a.is_share and b.is_share and np.array_equal(a.weight, b.weight)
 
 
 def _percentiles(values: Values) -> tuple[float, float]:

@@ -25,7 +25,6 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
     with running("compare", job) as run:
         if not run.finished:
             subjects: list[Subject] = []
-            data = []
             models = [load_decoder(name, job) for name in job.models]
             require_names(models)
             for loaded in models:
@@ -43,13 +42,12 @@ def run_compare(job: CompareJob, *, progress: Progress = silent) -> Path:
                 ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
                 export_into(loaded, held, ranges, folder, job, progress)
                 task = Perplexity.of(held.text, loaded.tokenizer, batch_size=job.batch_size)
-                subjects.append(Subject(loaded=loaded, group=loaded.name, tasks=[task]))
-                data.append(held.noted(task.data))
+                noted = {task.name: held.noted(task.data)}
+                subjects.append(Subject(loaded=loaded, group=loaded.name, tasks=[task], data=noted))
             sweep_into(
                 subjects,
                 run.folder,
                 recipes=logit_recipes(job.bits, job.granularity),
-                data=data[0],
                 seed=job.seed,
                 progress=progress,
             )

@@ -2,7 +2,7 @@
 
 The first metric of each task speaks; the first task leads. Of each task, in this order:
 
-1. who is at chance: of such a model nothing else is said there;
+1. who is at chance, or not shown to be above it: of such a model nothing else is said there;
 2. models against the first one, both ways round; seeds of one model against the first model's,
    by their means and spread, without a claim that two groups are level: a few seeds prove none;
 3. of the first task, and of a single model in every task, the fewest logit bits that are level with
@@ -17,14 +17,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
+from quantkit.numerics.resampling import LEAST_UNITS
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
 from quantkit.results import Cell, Delta, SeedSpread, TaskInfo
-from quantkit.sweeps.figures import MARGIN_POINTS, logits_alone
-
-CHANCE_ALPHA: Final = 0.05
-"""A figure that guessing reaches with more than this probability is at chance."""
+from quantkit.sweeps.figures import logits_alone
 
 
 def headline(
@@ -47,24 +44,25 @@ def headline(
             deltas=[delta for delta in deltas if delta.task == task.name],
             spreads=[spread for spread in spreads if spread.task == task.name],
         )
-        said += [at_chance_sentence(cell) for cell in found.floats if is_at_chance(cell)]
+        said += [chance_sentence(cell) for cell in found.floats if cell.may_guess]
         said += _pairs(found)
         if task is tasks[0] or not several:
             said += _models(found)
     return " ".join(said)
 
 
-def is_at_chance(cell: Cell) -> bool:
-    """Returns whether guessing does as well as this: the exact test does not reject it at 5 %."""
-    return cell.chance_p is not None and cell.chance_p > CHANCE_ALPHA
+def chance_sentence(cell: Cell) -> str:
+    """Returns e.g. `needles: m is at chance (0.020, chance 0.25, p = 0.9, n = 50).`
 
-
-def at_chance_sentence(cell: Cell) -> str:
-    """Returns e.g. `needles: m is at chance (0.020, chance 0.25, p = 0.9, n = 50).`"""
+    Of a cell that may guess. Where too few items say no more, it `is not shown to be above chance`.
+    """
     at = "" if cell.recipe == "none" else f" with {cell.recipe}"
+    verb = "is at" if cell.chance_verdict == "at" else "is not shown to be above"
+    # where a question is asked in several orders, value and p are not of the same outcomes
+    value, test = (" over all orders", " in the first") if "order_sd" in cell.details else ("", "")
     return (
-        f"{cell.task}: {cell.model}{at} is at chance ({_figure(cell.value)}, chance "
-        f"{cell.chance:.3g}, p = {cell.chance_p:.2g}, n = {cell.n})."
+        f"{cell.task}: {cell.model}{at} {verb} chance ({_figure(cell.value)}{value}, chance "
+        f"{cell.chance:.3g}, p = {cell.chance_p:.2g}{test}, n = {cell.n})."
     )
 
 
@@ -88,11 +86,18 @@ class _Found:
 
     @property
     def groups(self) -> dict[str, list[Cell]]:
-        """Float rows by group, without groups that are at chance altogether."""
+        """Float rows by group, without groups of which every seed may be guessing."""
         groups: dict[str, list[Cell]] = {}
         for cell in self.floats:
             groups.setdefault(cell.group or cell.model, []).append(cell)
-        return {name: rows for name, rows in groups.items() if not all(map(is_at_chance, rows))}
+        return {
+            name: rows for name, rows in groups.items() if not all(row.may_guess for row in rows)
+        }
+
+    @property
+    def is_share(self) -> bool:
+        """Whether differences of the first metric are points."""
+        return self.metric in (self.task.shares or ())
 
     def what(self, metric: str = "") -> str:
         """Returns the name of a metric, the first by default, with the task's."""
@@ -138,10 +143,7 @@ def _one_model(found: _Found, base: Cell) -> Iterator[str]:
     level = [quantized[delta.recipe] for delta in own if delta.is_level]
     within = _within(found, own[0].margin, base.value) if own else "the margin"
     if not level:
-        yield (
-            f"{base.model}: no tried width of the attention logits stays within {within} of the "
-            f"float {found.what()} {_figure(base.value)} at 95 %."
-        )
+        yield f"{base.model}: {_none_level(found, own, within, base)}{_seen(own)}."
         return
     best = min(level, key=lambda cell: (cell.bits, _loss(found, found.metric, cell.value)))
     yield (
@@ -149,6 +151,27 @@ def _one_model(found: _Found, base: Cell) -> Iterator[str]:
         f"{within} of float ({_figure(best.value)} against {_figure(base.value)}, n = {best.n} "
         f"{found.task.unit})."
     )
+
+
+def _none_level(found: _Found, own: Sequence[Delta], within: str, base: Cell) -> str:
+    """Returns that nothing is shown, which with few units says nothing about the bits."""
+    float_row = f"within {within} of the float {found.what()} {_figure(base.value)} at 95 %"
+    if base.n < LEAST_UNITS:
+        return (
+            f"n = {base.n} {found.task.unit} are too few to show that a width of the attention "
+            f"logits stays {float_row} ({LEAST_UNITS} are needed)"
+        )
+    return f"no tried width of the attention logits is shown to stay {float_row}"
+
+
+def _seen(own: Sequence[Delta]) -> str:
+    """Returns the difference of the most bits, of the scale that came nearest."""
+    if not own:
+        return ""
+    most = max(_bits(delta.recipe) for delta in own)
+    rows = [delta for delta in own if _bits(delta.recipe) == most]
+    best = min(rows, key=lambda delta: abs(delta.value))
+    return f"; {_width(best.recipe)} differ by {_with_interval(best)} (n = {best.n})"
 
 
 def _group_levels(found: _Found, group: str, seeds: Sequence[Cell]) -> Iterator[str]:
@@ -162,9 +185,11 @@ def _group_levels(found: _Found, group: str, seeds: Sequence[Cell]) -> Iterator[
     within = _within(found, own[0].margin, seeds[0].value)
     who = f"{group} ({len(seeds)} seeds)"
     if not every:
+        least = f", {LEAST_UNITS} are needed" if seeds[0].n < LEAST_UNITS else ""
         yield (
-            f"{who}: no tried width of the attention logits keeps every seed's {found.what()} "
-            f"within {within} of its float row at 95 %."
+            f"{who}: no tried width of the attention logits is shown to keep every seed's "
+            f"{found.what()} within {within} of its float row at 95 % (n = {seeds[0].n} "
+            f"{found.task.unit} each{least})."
         )
         return
     best = min(every, key=_bits)
@@ -195,7 +220,7 @@ def _two_models(found: _Found, a: Cell, b: Cell) -> str:
         )
     metric = next(name for name in found.task.metrics if any(d.metric == name for d in across))
     # Of a row that only guesses, being level with it says nothing.
-    hopeless = {(c.model, c.recipe) for c in found.cells if is_at_chance(c)}
+    hopeless = {(c.model, c.recipe) for c in found.cells if c.may_guess}
     across = [
         delta
         for delta in across
@@ -310,15 +335,16 @@ def _loss(found: _Found, metric: str, value: float) -> float:
 
 
 def _within(found: _Found, margin: float, base: float) -> str:
-    if found.task.higher_is_better[found.metric] and margin == MARGIN_POINTS:
-        return f"{100 * margin:g} point"
+    if found.is_share:
+        return f"{100 * margin:.3g} point"
     return f"{100 * margin / abs(base):.3g} %" if base else _figure(margin)
 
 
 def _change(found: _Found, cell: Cell, base: Cell) -> str:
-    if found.task.higher_is_better[found.metric]:
-        return f"{100 * (cell.value - base.value):+.1f} points"
-    return f"{100 * (cell.value / base.value - 1):+.1f} %"
+    change = cell.value - base.value
+    if found.is_share:
+        return f"{100 * change:+.1f} points"
+    return f"{100 * change / abs(base.value):+.1f} %" if base.value else _signed(change)
 
 
 def _figure(value: float) -> str:

@@ -17,7 +17,7 @@ T = TypeVar("T", Stats, Ranges, Export)
 
 TWICE: Final = (
     "two models are called {name!r}: expected different names, since results are kept by name. "
-    "Rename one of the folders."
+    "Rename one of the folders; a sweep also takes LABEL=MODEL."
 )
 
 

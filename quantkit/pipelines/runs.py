@@ -6,12 +6,13 @@ reported as done; another config is refused without `force`.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from quantkit.errors import InputError
 from quantkit.jobs import NOT_CONFIG, Job, config_hash, default_out
@@ -20,6 +21,7 @@ from quantkit.results import read_plain, write_json
 
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
+_TEMPORARY: Final = re.compile(r"\.[a-z]+\.json\.[a-z0-9_]{8}")
 RUN_SCHEMA: Final = "quantkit.run/1"
 RESULTS: Final = {
     "calibrate": "ranges.json",
@@ -54,6 +56,23 @@ def open_run(command: str, job: Job) -> Run:
     """Returns the job's folder, made or taken up again.
 
     Raises:
+        InputError: as `check_run`.
+    """
+    folder = default_out(command, job)
+    state = check_run(command, job)
+    for path in _abandoned(folder):
+        path.unlink(missing_ok=True)
+    if state == "theirs":
+        _clear(folder)
+    if state != "finished":
+        _write(folder, command, job, finished=False)
+    return Run(command=command, job=job, folder=folder, finished=state == "finished")
+
+
+def check_run(command: str, job: Job) -> Literal["new", "begun", "finished", "theirs"]:
+    """Returns what the job's folder holds; `theirs` is to be cleared, and changes nothing.
+
+    Raises:
         InputError: the folder holds another run, or something that is not a run, and `force` was
             not given.
     """
@@ -61,7 +80,6 @@ def open_run(command: str, job: Job) -> Run:
     known = folder / RUN_FILE
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder.")
-    finished = False
     if known.is_file():
         plain = read_plain(known)
         theirs = plain.get("config_hash") if isinstance(plain, dict) else None
@@ -73,20 +91,23 @@ def open_run(command: str, job: Job) -> Run:
                     f"{folder} holds another run ({plain.get('command', '?')}, config {theirs}): "
                     "expected an empty folder or the same config. Name another --out, or --force."
                 )
-            _clear(folder)
-        elif job.force:
-            _clear(folder)
-        else:
-            result = folder / RESULTS.get(command, RUN_FILE)
-            finished = bool(plain.get("finished")) and result.is_file()
-    elif folder.is_dir() and any(folder.iterdir()):
+            return "theirs"
+        if job.force:
+            return "theirs"
+        result = folder / RESULTS.get(command, RUN_FILE)
+        return "finished" if plain.get("finished") and result.is_file() else "begun"
+    if folder.is_dir() and set(folder.iterdir()) - set(_abandoned(folder)):
         raise InputError(
             f"{folder} is not empty and holds no run of quantkit, so nothing in it is touched: "
             "name another --out."
         )
-    if not finished:
-        _write(folder, command, job, finished=False)
-    return Run(command=command, job=job, folder=folder, finished=finished)
+    return "new"
+
+
+def _abandoned(folder: Path) -> list[Path]:
+    """Returns temporary files that a killed process has left, of names as `write_json` gives."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in found if _TEMPORARY.fullmatch(path.name)]
 
 
 @contextmanager

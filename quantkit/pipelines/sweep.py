@@ -7,13 +7,13 @@ from pathlib import Path
 
 from quantkit.jobs import SweepJob, default_out
 from quantkit.pipelines.held_out import kept_in_float, require_unchanged
-from quantkit.pipelines.runs import running
+from quantkit.pipelines.runs import check_run, running
 from quantkit.pipelines.sweep_result import sweep_of
 from quantkit.pipelines.sweep_subjects import Calibrated, read_calibrated, subjects_of
 from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
-from quantkit.results import DataInfo, Plan, Sweep, read_json, write_json
+from quantkit.results import Plan, Sweep, read_json, write_json
 from quantkit.sweeps import (
     Subject,
     digest_of,
@@ -43,12 +43,11 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
                 lambda: require_unchanged(path, read_json(path, Sweep).ranges_sha256, now)
             )
             return run.folder
-        subjects, data = subjects_of(job, calibrated, keep, processes)
+        subjects = subjects_of(job, calibrated, keep, processes)
         sweep_into(
             subjects,
             run.folder,
             recipes=recipes_of(job),
-            data=data[0],
             seed=job.seed,
             processes=processes,
             progress=progress,
@@ -60,8 +59,9 @@ def run_sweep(job: SweepJob, *, progress: Progress = silent) -> Path:
 def plan_sweep(job: SweepJob, *, progress: Progress = silent) -> Plan:
     """Returns what `run_sweep` would do, and about how long it would take; nothing is written."""
     folder = default_out("sweep", job)
+    check_run("sweep", job)
     calibrated = read_calibrated(job.ranges)
-    subjects, _ = subjects_of(job, calibrated, kept_in_float(job.keep), ALONE)
+    subjects = subjects_of(job, calibrated, kept_in_float(job.keep), ALONE)
     cells = [
         cell
         for subject in subjects
@@ -81,16 +81,11 @@ def sweep_into(
     folder: Path,
     *,
     recipes: Sequence[Recipe],
-    data: DataInfo,
     seed: int,
     processes: Processes = ALONE,
     progress: Progress,
 ) -> None:
-    """Measures all cells and writes `sweep.json`.
-
-    Args:
-        data: What the file says about its evaluation text.
-    """
+    """Measures all cells and writes `sweep.json`."""
     for subject in subjects:  # what one lacks must not show after hours of another's cells
         subject.require(recipes)
     measured = [
@@ -99,7 +94,7 @@ def sweep_into(
     ]
 
     def write() -> None:
-        sweep = sweep_of(subjects, measured, data=data, seed=seed, progress=progress)
+        sweep = sweep_of(subjects, measured, seed=seed, progress=progress)
         write_json(folder / "sweep.json", sweep)
 
     processes.at_first(write)

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from quantkit.pipelines.headline import at_chance_sentence, headline, is_at_chance
+from quantkit.pipelines.headline import chance_sentence, headline
 from quantkit.progress import Progress
-from quantkit.results import AttentionMass, DataInfo, Sweep, TaskInfo
+from quantkit.results import AttentionMass, Sweep, TaskInfo
 from quantkit.results.environment import environment
 from quantkit.sweeps import Measured, Subject, ranges_digest
 from quantkit.sweeps.figures import Figures, between, cells_of, deltas_of, figures_of, spreads_of
@@ -19,7 +19,6 @@ def sweep_of(
     subjects: Sequence[Subject],
     measured: Sequence[Sequence[Measured]],
     *,
-    data: DataInfo,
     seed: int,
     progress: Progress,
 ) -> Sweep:
@@ -27,7 +26,6 @@ def sweep_of(
 
     Args:
         measured: The cells of each subject.
-        data: What the file says about its evaluation text.
         seed: Of the bootstrap.
     """
     found = [
@@ -39,16 +37,16 @@ def sweep_of(
     across, notes = between(found)
     deltas = [*deltas_of(found), *across]
     spreads = spreads_of(cells)
-    tasks = [_task_info(task, measured[0]) for task in subjects[0].tasks]
+    tasks = [_task_info(task, subjects[0], measured[0]) for task in subjects[0].tasks]
     first = {task.name: task.metrics[0] for task in tasks}
     guessed = [
-        at_chance_sentence(cell)
+        chance_sentence(cell)
         for cell in cells
-        if cell.recipe != "none" and cell.metric == first[cell.task] and is_at_chance(cell)
+        if cell.recipe != "none" and cell.metric == first[cell.task] and cell.may_guess
     ]
     return Sweep(
         models=[subject.loaded.info() for subject in subjects],
-        data=data,
+        data=tasks[0].data,
         environment=environment(),
         cells=cells,
         deltas=deltas,
@@ -58,8 +56,26 @@ def sweep_of(
         tasks=tasks,
         spreads=spreads,
         attention_mass=[mass for one in subjects for mass in _attention(one, progress)],
-        notes=[*dict.fromkeys([*notes, *guessed])],
+        notes=[*dict.fromkeys([*_warnings(subjects), *notes, *guessed])],
     )
+
+
+def _warnings(subjects: Sequence[Subject]) -> list[str]:
+    """Returns what no other field says: of other models' items, and of groups of weights."""
+    found = [
+        f"{subject.loaded.name}, {task}: {warning}"
+        for subject in subjects[1:]
+        for task, data in subject.data.items()
+        for warning in data.warnings
+    ]
+    for subject in subjects:
+        ranges = subject.weight_ranges
+        if ranges is not None and ranges.group_size is not None:
+            found.append(
+                f"{subject.loaded.name}: weights have the calibration's ranges, one for each group "
+                f"of {ranges.group_size}, also where the recipe names no group."
+            )
+    return found
 
 
 def _figures(subject: Subject, one: Measured, seed: int) -> Figures:
@@ -75,7 +91,7 @@ def _figures(subject: Subject, one: Measured, seed: int) -> Figures:
     )
 
 
-def _task_info(task: Task[Any], cells: Sequence[Measured]) -> TaskInfo:
+def _task_info(task: Task[Any], subject: Subject, cells: Sequence[Measured]) -> TaskInfo:
     metrics = next(one.scores.metrics for one in cells if one.task is task)
     return TaskInfo(
         name=task.name,
@@ -83,8 +99,9 @@ def _task_info(task: Task[Any], cells: Sequence[Measured]) -> TaskInfo:
         unit=task.unit,
         higher_is_better={metric.name: metric.higher_is_better for metric in metrics},
         items=len(task.item_hashes),
-        data=task.data,
+        data=subject.data.get(task.name, task.data),
         sha256=hashlib.sha256("".join(task.item_hashes).encode()).hexdigest(),
+        shares=[metric.name for metric in metrics if metric.is_share],
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from quantkit.calib_sets import TokenSlice, text_slice
+from quantkit.calib_sets import text_slice
+from quantkit.calib_sets.plain_text import documents_of
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.jobs import (
@@ -21,13 +22,14 @@ from quantkit.jobs import (
     NeedlesSpec,
     SweepJob,
     TaskSpec,
+    reads_text,
 )
 from quantkit.models import LoadedModel, load, prepare
 from quantkit.pipelines.held_out import HeldOut, held_out, read_ranges, require_own
 from quantkit.pipelines.inputs import load_decoder, require_names
 from quantkit.pipelines.weights import read_weights
 from quantkit.processes import Processes
-from quantkit.results import DataInfo, Ranges
+from quantkit.results import Ranges
 from quantkit.sweeps import Subject
 from quantkit.tasks import Icl, ImageClassification, LmEval, MultipleChoice, Needles, Perplexity
 from quantkit.tasks.task import Task
@@ -44,25 +46,31 @@ class Calibrated:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """A model before its items are made: evaluation's text is cut for it.
+    """A model before its items are made.
 
     Attributes:
-        held: What calibration has not seen; None where no task is made from the text.
-        offset: Characters of the text that calibration has seen.
+        held: Evaluation's blocks, which calibration has not seen; None where no task needs them.
+        seen: The text that calibration has read.
     """
 
     loaded: LoadedModel
     group: str
     calibrated: Calibrated | None
     held: HeldOut | None
-    offset: int
+    seen: str
 
 
 def read_calibrated(runs: Sequence[str]) -> list[Calibrated]:
     """Returns the ranges of each run, with those of weights beside them."""
-    found = []
+    found: list[Calibrated] = []
     for run in runs:
         ranges = read_ranges(run)
+        for other in found:
+            if other.ranges.model.sha256 == ranges.model.sha256:
+                raise InputError(
+                    f"--ranges {other.run},{run}: both are of {ranges.model.name}: give one run "
+                    "for each model."
+                )
         found.append(Calibrated(run=run, ranges=ranges, weights=read_weights(run, ranges)))
     return found
 
@@ -72,11 +80,11 @@ def subjects_of(
     runs: Sequence[Calibrated],
     keep: Sequence[str],
     processes: Processes,
-) -> tuple[list[Subject], list[DataInfo]]:
-    """Returns each model ready to be swept, and what is to be said about its evaluation text.
+) -> list[Subject]:
+    """Returns each model ready to be swept.
 
-    All models are loaded together, so that what is made from text begins behind what calibration
-    has seen of it for any of them: items are the same for all.
+    All models are loaded together: items that are made from text leave out what calibration has
+    read for any of them, so that they are the same for all.
 
     Raises:
         InputError: a model that cannot do a task, two models of one name, ranges of none of them.
@@ -92,23 +100,28 @@ def subjects_of(
                 f"--ranges {found.run}: ranges of {found.ranges.model.name} (sha256 "
                 f"{found.ranges.model.sha256[:10]}), which is none of the models."
             )
-    start = max(one.offset for one in prepared)
-    subjects, notes = [], []
-    for one in prepared:
-        tasks = [_task(spec, job, one, start) for spec in job.specs]
-        subjects.append(
-            Subject(
-                loaded=one.loaded,
-                group=one.group,
-                tasks=tasks,
-                ranges=None if one.calibrated is None else one.calibrated.ranges,
-                weight_ranges=None if one.calibrated is None else one.calibrated.weights,
-                keep=keep,
-            )
-        )
-        data = tasks[0].data
-        notes.append(data if one.held is None else one.held.noted(data))
-    return subjects, notes
+    seen = "\n\n".join(dict.fromkeys(one.seen for one in prepared if one.seen))
+    return [_subject(job, one, keep, seen) for one in prepared]
+
+
+def _subject(job: SweepJob, one: Prepared, keep: Sequence[str], seen: str) -> Subject:
+    tasks = [_task(spec, job, one, seen) for spec in job.specs]
+    data = {}
+    if one.held is not None:
+        data = {
+            task.name: one.held.noted(task.data)
+            for spec, task in zip(job.specs, tasks, strict=True)
+            if reads_text(spec)
+        }
+    return Subject(
+        loaded=one.loaded,
+        group=one.group,
+        tasks=tasks,
+        ranges=None if one.calibrated is None else one.calibrated.ranges,
+        weight_ranges=None if one.calibrated is None else one.calibrated.weights,
+        keep=keep,
+        data=data,
+    )
 
 
 def _load_all(job: SweepJob, processes: Processes) -> list[tuple[LoadedModel, str]]:
@@ -122,6 +135,13 @@ def _load_all(job: SweepJob, processes: Processes) -> list[tuple[LoadedModel, st
         name = _name(named, index, loaded.name)
         found.append((replace(loaded, name=name), model.label or name))
     require_names([loaded for loaded, _ in found])
+    labels = {model.label for model in named if model.label}
+    for model, (loaded, _) in zip(named, found, strict=True):
+        if not model.label and loaded.name in labels:
+            raise InputError(
+                f"label {loaded.name!r} is also the name of {model.source}, which would be taken "
+                "for one of its seeds: choose another label, or give that one a label too."
+            )
     return found
 
 
@@ -167,11 +187,15 @@ def _own(runs: Sequence[Calibrated], loaded: LoadedModel, *, alone: bool) -> Cal
 def _prepared(
     job: SweepJob, loaded: LoadedModel, group: str, calibrated: Calibrated | None
 ) -> Prepared:
-    held = None
-    if job.reads_text:
-        held = _evaluation(job, loaded, calibrated)
-    offset = 0 if held is None else seen_characters(loaded, held.text)
-    return Prepared(loaded=loaded, group=group, calibrated=calibrated, held=held, offset=offset)
+    # ranges must be proven apart from the text, also where no block of it is scored
+    needs_blocks = job.reads_blocks or (job.reads_text and calibrated is not None)
+    return Prepared(
+        loaded=loaded,
+        group=group,
+        calibrated=calibrated,
+        held=_evaluation(job, loaded, calibrated) if needs_blocks else None,
+        seen=seen_text(job, loaded, calibrated) if job.reads_text else "",
+    )
 
 
 def _evaluation(job: SweepJob, loaded: LoadedModel, calibrated: Calibrated | None) -> HeldOut:
@@ -193,69 +217,79 @@ def _evaluation(job: SweepJob, loaded: LoadedModel, calibrated: Calibrated | Non
         skip=job.calib_samples if job.calib == job.eval else 0,
         bos=job.bos,
     )
+    _require_positions(loaded, max(map(len, text.ids)))
     return HeldOut(text=text)
 
 
-def seen_characters(loaded: LoadedModel, text: TokenSlice) -> int:
-    """Returns how many characters of a running text lie before the slice's first block.
+def _require_positions(loaded: LoadedModel, tokens: int) -> None:
+    """Raises InputError for blocks that the model has no positions for, or was not made for."""
+    most = _longest(loaded)
+    if most is not None and tokens > most:
+        raise InputError(
+            f"{loaded.name} takes {most} positions, and a block has {tokens} tokens: lower "
+            "--seq-len."
+        )
 
-    Found by decoding them, so that a tokenizer which does not give back what it was given may move
-    it a little. 0 where the slice is no part of one text.
+
+def seen_text(job: SweepJob, loaded: LoadedModel, calibrated: Calibrated | None) -> str:
+    """Returns the text that calibration has read, up to the end of its last paragraph.
+
+    That of the ranges' run, else of the blocks that the job sets aside; empty where there is none,
+    or where it was no text (which `held_out` refuses without --allow-overlap). Whole documents are
+    taken where it read the beginning of each. Where blocks of a running text end is found by
+    decoding them, so that a tokenizer which does not give back what it was given may move it a
+    little.
     """
-    if not text.skip or not text.spans or loaded.tokenizer is None:
-        return 0
-    before = text_slice(
-        text.source,
-        loaded.tokenizer,
-        seq_len=text.seq_len,
-        samples=text.skip,
-        bos="never",
-    )
-    ids = torch.cat(list(before.ids))[: text.spans[0].begin]
-    return len(loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    if calibrated is not None:
+        data = calibrated.ranges.data
+        source, seq_len, blocks = data.source, data.seq_len, data.skipped_blocks + data.sequences
+        if data.modality != "text":
+            return ""
+    elif job.calib == job.eval:
+        source, seq_len, blocks = job.eval, job.seq_len, job.calib_samples
+    else:
+        return ""
+    try:
+        documents = documents_of(source)
+    except InputError:
+        return ""
+    if not blocks:
+        return ""
+    if not documents.whole:
+        return "\n\n".join([text for text in documents.documents if text.strip()][:blocks])
+    text = documents.documents[0]
+    read = text_slice(source, loaded.tokenizer, seq_len=seq_len, samples=blocks, bos="never")
+    ids = torch.cat(list(read.ids))
+    end = len(loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    paragraph = text.find("\n\n", end)
+    return text if paragraph < 0 else text[:paragraph]
 
 
-def _task(spec: TaskSpec, job: SweepJob, one: Prepared, start: int) -> Task[Any]:
+def _task(spec: TaskSpec, job: SweepJob, one: Prepared, seen: str) -> Task[Any]:
     """Returns the items of one task, ready for the model."""
     loaded = one.loaded
-    generated: dict[str, Any] = {
-        "samples": job.items,
-        "seed": job.seed,
-        "batch_size": job.batch_size,
-        "seq_len": job.seq_len,
-        "bos": job.bos,
-    }
-    if isinstance(spec, NeedlesSpec):
-        return Needles.of(spec, loaded.tokenizer, **generated)
-    if isinstance(spec, IclSpec):
-        return Icl.of(spec, loaded.tokenizer, **generated)
-    if isinstance(spec, MultipleChoiceSpec):
-        return MultipleChoice.of(
-            spec,
-            loaded.tokenizer,
-            text_source=job.eval,
-            start=start,
-            items=job.items,
-            seed=job.seed,
-            batch_size=job.batch_size,
-            max_length=_longest(loaded),
-            bos=job.bos,
-        )
-    if isinstance(spec, LmEvalSpec):
-        return LmEval.of(
-            spec,
-            loaded.tokenizer,
-            items=job.items,
-            seed=job.seed,
-            batch_size=job.batch_size,
-            max_length=_longest(loaded),
-            bos=job.bos,
-        )
     if isinstance(spec, ImageClassificationSpec):
         return ImageClassification.of(
             spec, loaded, images=job.items, seed=job.seed, batch_size=job.batch_size
         )
-    assert one.held is not None  # the specification reads text
+    common: dict[str, Any] = {
+        "seed": job.seed,
+        "batch_size": job.batch_size,
+        "max_length": _longest(loaded),
+        # one for all tasks, and the one that the ranges were made with
+        "bos": job.bos if one.calibrated is None else one.calibrated.ranges.data.bos,
+    }
+    if isinstance(spec, NeedlesSpec):
+        return Needles.of(spec, loaded.tokenizer, samples=job.items, seq_len=job.seq_len, **common)
+    if isinstance(spec, IclSpec):
+        return Icl.of(spec, loaded.tokenizer, samples=job.items, seq_len=job.seq_len, **common)
+    if isinstance(spec, MultipleChoiceSpec):
+        return MultipleChoice.of(
+            spec, loaded.tokenizer, text_source=job.eval, seen=seen, items=job.items, **common
+        )
+    if isinstance(spec, LmEvalSpec):
+        return LmEval.of(spec, loaded.tokenizer, items=job.items, **common)
+    assert one.held is not None  # the specification reads blocks
     return Perplexity.of(one.held.text, loaded.tokenizer, batch_size=job.batch_size)
 
 

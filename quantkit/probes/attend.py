@@ -1,8 +1,9 @@
 """Attention computed here, with what replaces parts of it, as the model would have done.
 
 Where an edit can work in place, a map is made block by block in a processor's cache: its logits,
-what replaces them, the softmax, what replaces that, and the product with the values. Elsewhere it
-is made in tiles of query rows. Neither holds anything of size query x key.
+what replaces them, the softmax, what replaces that, and the product with the values. On CUDA a grid
+of the logits alone is left to one fused kernel (`flex`). Elsewhere a map is made in tiles of query
+rows. None of them holds anything of size query x key.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from quantkit.numerics.threads import side_by_side
 from quantkit.probes.attention import AttentionLogits
+from quantkit.probes.flex import attend_flex
 from quantkit.probes.pieces import (
     AttentionEdit,
     BlockTransform,
@@ -50,10 +52,13 @@ def attend(maps: Sequence[tuple[AttentionLogits, AttentionEdit | None]], value: 
 def _attend_map(call: AttentionLogits, edit: AttentionEdit, value: Tensor, out: Tensor) -> None:
     """Writes one map's attention to `out`, `[batch, query, heads, d]`."""
     call = call.edited(edit)
-    same_groups = value.shape[1] == call.key.shape[1]
-    if same_groups and not _is_differentiated(value) and in_blocks(call, edit.logits, edit):
-        _attend_blocks(call, edit, value, out)
-        return
+    if value.shape[1] == call.key.shape[1] and not _is_differentiated(value):
+        if (fused := attend_flex(call, edit, value)) is not None:
+            out.copy_(fused.transpose(1, 2))
+            return
+        if in_blocks(call, edit.logits, edit):
+            _attend_blocks(call, edit, value, out)
+            return
     groups = value.shape[1]
     for tile in edited_tiles(call, edit.logits):
         if edit.probabilities is not None:

@@ -4,6 +4,7 @@ The grids are those of `quantkit.recipe`; `grids` makes them, for the simulation
 """
 
 from quantkit.quantization.attention import logit_quantizer
+from quantkit.quantization.bitsandbytes_formats import FloatFeatures
 from quantkit.quantization.fired import Counter
 from quantkit.quantization.grids import (
     linear_input_grid,
@@ -17,12 +18,14 @@ from quantkit.quantization.names import (
     quantizer_names,
     require_known,
     require_ranges,
+    require_smoothable,
 )
 from quantkit.quantization.simulation import Quantizers, fake_quantized
 from quantkit.quantization.smoothing import smoothed, smoothing_digest
 
 __all__ = [
     "Counter",
+    "FloatFeatures",
     "Quantizers",
     "every_quantizer",
     "fake_quantized",
@@ -32,6 +35,7 @@ __all__ = [
     "quantizer_names",
     "require_known",
     "require_ranges",
+    "require_smoothable",
     "smoothed",
     "smoothing_digest",
     "static_logit_grid",

@@ -166,8 +166,11 @@ def _bounds(
 ) -> tuple[Tensor, Tensor]:
     """Returns (lo, hi), float32 `[groups]`, of a range that was chosen for this grid."""
     if name not in ranges:
+        point = name.partition("/")[0]
+        points = "kv_cache" if point in ("attention_key", "attention_value") else point
         raise InputError(
-            f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first."
+            f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first, "
+            f"with {points} among its --points."
         )
     interval = ranges[name].at(bits, name, symmetric=symmetric)
     lo = torch.tensor(interval.lo, dtype=torch.float32).reshape(-1)

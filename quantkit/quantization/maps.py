@@ -15,8 +15,9 @@ from torch import Tensor
 from quantkit.errors import ProbeError
 from quantkit.numerics.affine import affine_params, fake_quantize, symmetric_scale
 from quantkit.numerics.qtypes import QType
-from quantkit.probes import AttentionLogits, BlockTransform, LogitBlock, LogitTile
+from quantkit.probes import AttentionLogits, LogitBlock, LogitTile
 from quantkit.probes.attend import edited_tiles, in_blocks, shared_out, softmax_blocks
+from quantkit.probes.flex import GridTransform, RowGrids
 from quantkit.probes.pieces import LogitTransform
 
 Granularity = Literal["tensor", "head", "row"]
@@ -41,7 +42,7 @@ def grid_of(reach: Tensor, qtype: QType, *, symmetric: bool, what: str) -> Grid:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OnGrid(BlockTransform):
+class OnGrid(GridTransform):
     """Puts a map on a grid that is known.
 
     Attributes:
@@ -63,9 +64,13 @@ class OnGrid(BlockTransform):
             zero_point = _own(zero_point, block)
         fake_quantize(block.logits, scale, zero_point, self.qtype, out=block.logits)
 
+    def row_grids(self, call: AttentionLogits) -> RowGrids:
+        """Returns the grid, the same for every row."""
+        return RowGrids.of(self.scale, self.zero_point, self.qtype)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ByRow(BlockTransform):
+class ByRow(GridTransform):
     """Puts each query row of a map on a grid of its own.
 
     Attributes:
@@ -86,6 +91,11 @@ class ByRow(BlockTransform):
         block.fill_masked(0.0)  # a grid includes 0
         scale, zero_point = self._grid(_reach(block.logits))
         fake_quantize(block.logits, scale, zero_point, self.qtype, out=block.logits)
+
+    def row_grids(self, call: AttentionLogits) -> RowGrids:
+        """Returns the grids of all rows, after a first look at them."""
+        reach = torch.cat([_tile_reach(tile, (3,)) for tile in call.tiles()], dim=3)
+        return RowGrids.of(*self._grid(reach), self.qtype)
 
     def _grid(self, reach: Tensor) -> Grid:
         return grid_of(reach, self.qtype, symmetric=self.symmetric, what=self.what)

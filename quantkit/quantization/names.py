@@ -111,6 +111,27 @@ def value_name(layer: int, part: int) -> str:
     return f"cache_value/{layer}" + (f"/part {part}" if part > 1 else "")
 
 
+def require_smoothable(model: nn.Module, recipe: Recipe) -> None:
+    """Returns if the model may be given keys less their mean, where the recipe asks for it.
+
+    Raises:
+        InputError: it has a softcap or attention sinks, which see that all logits of a row move.
+    """
+    if recipe.queries_keys is None or not recipe.queries_keys.smooth:
+        return
+    config = getattr(model, "config", None)
+    found = ""
+    if getattr(config, "attn_logit_softcapping", None):
+        found = "softcaps its logits"
+    elif any(getattr(module, "sinks", None) is not None for _, module in attention_modules(model)):
+        found = "has attention sinks"
+    if found:
+        raise InputError(
+            f"recipe {recipe}: {type(model).__name__} {found}, which sees that smooth moves the "
+            "logits of a row: leave smooth out."
+        )
+
+
 def require_known(names: Iterable[str], known: Collection[str], what: str) -> None:
     """Returns if all names are known.
 

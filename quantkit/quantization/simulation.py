@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from quantkit.calibration import WeightRanges
 from quantkit.probes import attach
 from quantkit.quantization.attention import AttentionQuantizer
+from quantkit.quantization.bitsandbytes_formats import FloatFeatures
 from quantkit.quantization.fired import Counter
 from quantkit.quantization.inputs import input_quantizer
 from quantkit.quantization.names import (
@@ -42,10 +43,12 @@ class Quantizers:
     Attributes:
         names: Of all that were installed; what is kept in float is not among them. Attention that
             is only found when it runs has no names before.
+        float_features: What LLM.int8 has kept in float so far, by module; empty for other weights.
     """
 
     names: list[str]
     counter: Counter = field(repr=False)
+    float_features: Mapping[str, FloatFeatures] = field(default_factory=dict, repr=False)
 
     @property
     def fired(self) -> dict[str, Fired]:
@@ -99,20 +102,18 @@ def fake_quantized(
         return name not in keep and (only is None or name in only)
 
     names = [name for name in listed if is_on(name)]
-    quantizers = Quantizers(names=names, counter=Counter(names))
+    counter = Counter(names)
+    float_features: Mapping[str, FloatFeatures] = {}
     with ExitStack() as stack:
         if smoothing:
             stack.enter_context(smoothed(model, smoothing))
         if recipe.weights is not None:
-            stack.enter_context(
+            float_features = stack.enter_context(
                 quantized_weights(
-                    model,
-                    recipe.weights,
-                    on=names,
-                    ranges=weight_ranges,
-                    fired=quantizers.counter,
+                    model, recipe.weights, on=names, ranges=weight_ranges, fired=counter
                 )
             )
+        quantizers = Quantizers(names=names, counter=counter, float_features=float_features)
         points = _points(model, recipe, ranges or {}, quantizers, is_on)
         if points:
             chosen = keep or only is not None
@@ -128,7 +129,7 @@ def fake_quantized(
                 )
             )
         yield quantizers
-    quantizers.counter.require_all()
+    counter.require_all()
 
 
 def _points(

@@ -16,9 +16,8 @@ from transformers.pytorch_utils import Conv1D
 
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError, suggest
-from quantkit.models import projection_modules
+from quantkit.models import as_matrix, projection_modules
 from quantkit.numerics.affine import (
-    check_range,
     expand_groups,
     fake_quantize,
     reduce_absmax,
@@ -89,31 +88,6 @@ def quantized_weights(
     finally:
         for name, original in originals.items():
             modules[name].weight = original
-
-
-def as_matrix(name: str, module: nn.Linear | Conv1D) -> Tensor:
-    """Returns the weight of a linear layer as `[out, in]`, without a copy.
-
-    Raises:
-        InputError: it is no floating-point matrix, is computed anew at each use, or is not on a
-            device.
-        RangeError: NaN or inf.
-    """
-    parameter = module._parameters.get("weight")
-    if parameter is None or parameter.dim() != 2 or not parameter.is_floating_point():
-        found = "none" if parameter is None else f"{parameter.dtype} {list(parameter.shape)}"
-        raise InputError(
-            f"Expected a floating-point matrix as a parameter for the weight of {name!r}, got "
-            f"{found}: load the model without quantization and remove parametrizations first."
-        )
-    if parameter.is_meta:
-        raise InputError(
-            f"the weight of {name!r} is offloaded: weights are quantized where the whole model is "
-            "on a device; use a larger one or several."
-        )
-    check_range(parameter.min(), parameter.max(), f"{name}.weight")
-    matrix = parameter.detach()
-    return matrix.t() if isinstance(module, Conv1D) else matrix
 
 
 def _chosen(model: nn.Module, on: Collection[str]) -> dict[str, nn.Linear | Conv1D]:

@@ -7,7 +7,8 @@ The grammar, which options only append to:
 
     linear      = "w" BITS [ "a" BITS ] { ":" option }  weights and inputs of linear layers,
                 | "a" BITS { ":" option }               2 to 16 bits
-      of weights      "channel" | "group" SIZE          what shares a scale (default channel)
+      of weights      "group" SIZE                      what shares a scale (default: an output
+                                                        channel, or what calibrated ranges have)
       of inputs       "tensor" | "token"                what shares a range (default tensor)
                       "static" | "dynamic"              (default static; dynamic for token)
                       "asymmetric" | "symmetric"        (default asymmetric)

@@ -23,8 +23,7 @@ BLOCK: Final = 64
 """Consecutive weights that share a scale in bitsandbytes' 4-bit formats, its default."""
 BLOCKS: Final = (64, 128, 256, 512, 1024, 2048, 4096)
 """The sizes that bitsandbytes takes on every device."""
-_CHANNEL: Final = ("channel",)
-_THRESHOLD: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+_THRESHOLD: Final = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,12 @@ class BitsAndBytes:
 
     def __post_init__(self) -> None:
         check_word(self.format, FORMATS, "format", "weights")
-        if self.format == "llm-int8" and not self.threshold >= 0:
-            raise InputError(f"LLM.int8 takes a threshold of 0 or more, got {self.threshold:g}.")
+        threshold = self.threshold  # such a number is what its name says
+        if not (0 <= threshold < 10_000 and threshold == round(threshold, 4)):
+            raise InputError(
+                "LLM.int8 takes a threshold from 0 to 9999 with at most four decimals, got "
+                f"{threshold!r}."
+            )
         if self.block not in BLOCKS:
             sizes = ", ".join(map(str, BLOCKS))
             raise InputError(f"{self.format} takes groups of {sizes}; got {self.block}.")
@@ -82,7 +85,8 @@ class BitsAndBytes:
 
     def __str__(self) -> str:
         if self.format == "llm-int8":
-            return "llm-int8" + (f":{self.threshold:g}" if self.threshold != THRESHOLD else "")
+            threshold = repr(float(self.threshold)).removesuffix(".0")
+            return self.format + (f":{threshold}" if self.threshold != THRESHOLD else "")
         return self.format + (f":group{self.block}" if self.block != BLOCK else "")
 
     @classmethod
@@ -144,14 +148,12 @@ def linear_parts(
     """
     kinds: dict[str, tuple[str, ...]] = {}
     if weights is not None:
-        kinds |= {"channel": _CHANNEL, GROUP: ()}
+        kinds[GROUP] = ()
     if activations is not None:
         kinds |= {"granularity": ACTIVATION_GRANULARITIES, "range": RANGE_KINDS}
         kinds["grid"] = LOGIT_GRIDS
     halves = [name for name, bits in (("weights", weights), ("inputs", activations)) if bits]
     found = sorted_out(options, kinds, what=" and ".join(halves), recipe=recipe)
-    if GROUP in found and "channel" in found:
-        raise InputError(f"recipe {recipe!r}: weights have a scale a channel or a group, not both.")
     granularity = found.get("granularity", "tensor")
     usual = "dynamic" if granularity == "token" else "static"
     return (

@@ -8,7 +8,7 @@ from typing import Final
 
 from quantkit.errors import InputError, suggest
 
-_GROUP: Final = re.compile(r"group([0-9]+)")
+_GROUP: Final = re.compile(r"group([0-9]{1,6})")
 GROUP: Final = "group"
 """The kind of a word `groupN`; its value is N."""
 
@@ -35,7 +35,7 @@ def sorted_out(
             raise InputError(f"recipe {recipe!r}: unknown option {word!r} of {what}.{hint}")
         if kind in found:
             raise InputError(f"recipe {recipe!r}: option {word!r} says the same thing twice.")
-        found[kind] = group[1][:9] if group else word
+        found[kind] = group[1] if group else word
     return found
 
 
@@ -52,5 +52,5 @@ def check_bits(bits: int, most: int, what: str, tail: str = "") -> None:
 
 
 def number(digits: str) -> int:
-    """Returns the number; digits are cut so that an absurd length stays a short error."""
-    return int(digits[:6])
+    """Returns the number; of an absurd length one that no width or size can be."""
+    return int(digits) if len(digits) <= 6 else 999_999

@@ -6,15 +6,18 @@ Each brings its colours, for light and dark pages, as plain properties: a render
 
 from __future__ import annotations
 
+import hashlib
 import re
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import jinja2
 
+from quantkit.errors import InputError
 from quantkit.reporting.charts import Label, LineChart, Series, rounded
 from quantkit.reporting.collect import Run
 from quantkit.reporting.dot_charts import DotChart, DotSeries
@@ -37,6 +40,8 @@ DARK: Final = {
 }  # fmt: skip
 """The report's own colours, by their names in its style sheet."""
 
+_MARK: Final = re.compile(rb"<!-- quantkit report ([0-9a-f]{64}) -->\n\Z")
+"""The last line of a picture: the hash of all before it."""
 _MARGIN: Final = 14.0
 _LINE: Final = 18.0
 _CHARACTER: Final = 7.0  # of 12 px in a wide sans serif; wide characters take two
@@ -109,10 +114,44 @@ def _beside(rest: str) -> str:
 
 
 def svg(picture: Picture, environment: jinja2.Environment) -> str:
-    """Returns the file's text; `environment` is one that escapes."""
-    return environment.get_template("picture.svg.j2").render(
+    """Returns the file's text, see `remove_stale`; `environment` is one that escapes."""
+    body = environment.get_template("picture.svg.j2").render(
         picture=picture, chart=picture.chart, light=LIGHT, dark=DARK
     )
+    # as the file will hold it
+    body = body.encode("utf-8", errors="replace").decode("utf-8")
+    return f"{body}<!-- quantkit report {hashlib.sha256(body.encode()).hexdigest()} -->\n"
+
+
+def remove_stale(folder: Path, current: Collection[str]) -> None:
+    """Removes the pictures of earlier reports from a folder, but for those called as in `current`.
+
+    One is known by its last line, which holds the hash of the rest: what somebody else made, or
+    changed since, stays.
+
+    Raises:
+        InputError: one of them cannot be removed.
+    """
+    for path in sorted(folder.glob("sweep-*.svg")):
+        if path.name not in current and _is_untouched(path):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise InputError(f"cannot remove {path}: {error.strerror or error}.") from error
+
+
+def _is_untouched(path: Path) -> bool:
+    """Returns whether a file is, byte for byte, one that `svg` made; a link is none."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        content = path.read_bytes()
+    except OSError:  # one that cannot be read cannot be known
+        return False
+    mark = _MARK.search(content)
+    if mark is None:
+        return False
+    return hashlib.sha256(content[: mark.start()]).hexdigest() == mark[1].decode()
 
 
 def _picture(name: str, chart: LineChart | DotChart) -> Picture:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from quantkit.reporting.text import Table, plain_table
 from quantkit.results import Plan, PlannedCell
+
+WIDTH = 100
+"""Characters a line."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -24,10 +29,11 @@ def plan_text(plan: Plan) -> str:
         )
     columns = ("model", "task", "items", "tokens", "recipes", "finished", "time, about")
     table = Table(title="", columns=columns, rows=tuple(rows), text_columns=2)
-    recipes = ", ".join(dict.fromkeys(cell.recipe for cell in plan.cells))
+    listed = ", ".join(dict.fromkeys(cell.recipe for cell in plan.cells))
+    recipes = textwrap.fill(f"recipes: {listed}", WIDTH, break_on_hyphens=False)
     left = [cell for cell in plan.cells if not cell.finished]
     return (
-        f"{plain_table(table)}\nrecipes: {recipes}\n{len(left)} of {len(plan.cells)} cells to run, "
+        f"{plain_table(table, WIDTH)}\n{recipes}\n{len(left)} of {len(plan.cells)} cells to run, "
         f"about {duration(plan.seconds)}, models loaded; into {plan.folder}\n{_slowest(left)}"
     )
 

@@ -67,24 +67,28 @@ class Section:
     """Long tables, which open when asked for."""
 
 
-def write_report(run_folders: list[Path], out: Path) -> tuple[Path, Path]:
-    """Writes `report.html` and `report.md` into the folder `out`; returns their paths.
+def write_report(run_folders: list[Path], out: Path) -> tuple[Path, ...]:
+    """Writes `report.html` and `report.md` into the folder `out`; returns the paths of all files.
 
-    The pictures of a sweep lie beside them as `sweep-TASK.svg`, which the Markdown shows. The same
+    Those two come first, in this order. Then the pictures of sweeps, `sweep-TASK.svg`, which the
+    Markdown shows; those of an earlier report that are no longer among them are removed. The same
     files give the same bytes: no clock, no network.
 
     Raises:
-        InputError: no result file below the folders, or one of them cannot be read.
+        InputError: no result file below the folders, one of them cannot be read, or `out` cannot
+            be written to.
     """
     run = collect(run_folders)
     page, twin = render_html(run), render_markdown(run)
     paths = (out / "report.html", out / "report.md")
     environment = _environment(autoescape=True)
-    for picture in pictures.pictures(run):
+    drawn = pictures.pictures(run)
+    for picture in drawn:
         _write(out / picture.name, pictures.svg(picture, environment))
     _write(paths[0], page)
     _write(paths[1], twin)
-    return paths
+    pictures.remove_stale(out, {picture.name for picture in drawn})
+    return (*paths, *(out / picture.name for picture in drawn))
 
 
 def render_html(run: Run) -> str:

@@ -11,15 +11,8 @@ from quantkit.recipe import LOGIT_GRANULARITIES
 from quantkit.reporting.charts import COLOURS, Line, LineChart, Value, hues, line_chart
 from quantkit.reporting.collect import Run
 from quantkit.reporting.dot_charts import Dot, DotChart, dot_chart
-from quantkit.reporting.sweep_groups import (
-    CHANCE_MARK,
-    FLOAT,
-    LEVEL_MARK,
-    BitRow,
-    Measured,
-    bit_rows,
-    other_cells,
-)
+from quantkit.reporting.sweep_groups import CHANCE_MARK, LEVEL_MARK, OPEN_MARK, Measured
+from quantkit.reporting.sweep_rows import FLOAT, BitRow, bit_rows, other_cells
 from quantkit.reporting.sweep_seeds import by_group
 from quantkit.reporting.sweep_tables import widths
 from quantkit.reporting.text import clipped
@@ -153,7 +146,11 @@ def _words(one: Measured, cell: Cell) -> str:
     seeds = one.spreads.get((cell.model, cell.recipe))
     if seeds is not None:
         text += f", seeds from {one.value(seeds.low)} to {one.value(seeds.high)}"
-    marks = {LEVEL_MARK: ", level with float", CHANCE_MARK: ", at chance"}
+    marks = {
+        LEVEL_MARK: ", level with float",
+        CHANCE_MARK: ", at chance",
+        OPEN_MARK: ", not shown to be above chance",
+    }
     return text + marks.get(one.mark(cell), "")
 
 

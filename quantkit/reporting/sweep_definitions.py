@@ -67,9 +67,13 @@ _LEVEL: Final = Definition(
 )
 _CHANCE: Final = Definition(
     term="chance",
-    meaning="What guessing reaches. A figure is at chance where guessing reaches it, or more, with "
-    "a probability of more than 5 %; what quantization costs is not visible there.",
-    formula="one-sided exact binomial test: P(successes >= observed | chance)",
+    meaning="What guessing reaches. A figure is not shown to be above chance (chance?) where "
+    "guessing reaches it, or more, with a probability of more than 5 %; it is at chance where, in "
+    "addition, its 95 % interval ends less than 10 points above chance. What quantization costs is "
+    "not visible there.",
+    formula="one-sided binomial test: P(successes >= observed | chance); at the mean chance of "
+    "items with different numbers of endings; of icl, over each question's first order",
+    unlike="A test that rejects nothing proves no equality: of few items it never does.",
 )
 _SPREAD: Final = Definition(
     term="spread of seeds",
@@ -77,6 +81,13 @@ _SPREAD: Final = Definition(
     "lowest and highest. A band in pictures.",
     unlike="The sampling error is of one model on other items; whiskers of several seeds show "
     "1.96 times its root mean square about their mean.",
+)
+_FLOAT_FEATURES: Final = Definition(
+    term="float_features_frac",
+    meaning="Of LLM.int8: the share of a linear layer's input features that reach its threshold "
+    "somewhere in the sequence, and so stay in float. Mean over layers and sequences.",
+    formula="mean of |{c: max_t |x_tc| >= threshold}| / features",
+    source="LLM.int8, arXiv 2208.07339, section 3.2",
 )
 _MASS: Final = Definition(
     term="attention mass",
@@ -96,6 +107,7 @@ def sweep_definitions(run: Run) -> tuple[Definition, ...]:
     found = [_METRICS[metric] for metric in shown if metric in _METRICS]
     details = {name for one in parts for c in one.cells for name in c.details}
     found += [_ORDERS] if any(name.startswith("order_") for name in details) else []
+    found += [_FLOAT_FEATURES] if "float_features_frac" in details else []
     levels = [delta.is_level for sweep in sweeps(run) for delta in sweep.deltas]
     found += [_LEVEL] if any(level is not None for level in levels) else []
     found += [_CHANCE] if any(c.chance is not None for one in parts for c in one.cells) else []

@@ -1,4 +1,4 @@
-"""The cells of sweeps by task and metric, by bits and by recipe, and how a metric is written.
+"""The cells of sweeps by task and metric, and how a metric is written.
 
 Accuracies are shares: `0.470`, their interval `[0.41, 0.53]`, a change `-0.020` (two points). What
 is better when it is lower (perplexity, bits per byte) has four digits, and changes in percent.
@@ -12,34 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from quantkit.errors import InputError
-from quantkit.recipe import UNQUANTIZED_BITS, Recipe
 from quantkit.reporting.collect import Run
+from quantkit.reporting.sweep_rows import FLOAT
 from quantkit.reporting.text import NOT_AVAILABLE, number, relative
-from quantkit.results import Cell, Delta, SeedSpread, Sweep, TaskInfo
+from quantkit.results import Cell, ChanceVerdict, Delta, SeedSpread, Sweep, TaskInfo
 
-FLOAT: Final = "none"
-"""The recipe of the float row."""
-CHANCE_P: Final = 0.05
-"""Where guessing does as well with more than this probability, a figure is at chance."""
-LEVEL_MARK, CHANCE_MARK = "=", "chance"
-CHANCE_NOTE: Final = f"{CHANCE_MARK} = guessing does as well with a probability of more than 5 %."
-
-
-@dataclass(frozen=True, kw_only=True)
-class BitRow:
-    """A line of a table or a picture: one model and grid of the logits, at several widths.
-
-    Attributes:
-        rest: What is quantized beside the logits, as a recipe; `float` for nothing.
-        scale: What shares a scale of the logits, and other words of their grid.
-        cells: By bits of the logits; the unquantized one is shared by all rows of `rest`.
-    """
-
-    model: str
-    rest: str
-    scale: str
-    cells: dict[int, Cell]
+LEVEL_MARK, CHANCE_MARK, OPEN_MARK = "=", "chance", "chance?"
+CHANCE_NOTE: Final = (
+    f"{CHANCE_MARK} = guessing does as well (p > 5 %), and the interval ends within 10 points "
+    "above chance."
+)
+OPEN_NOTE: Final = (
+    f"{OPEN_MARK} = not shown to be above chance: guessing does as well (p > 5 %), and the "
+    "interval is too wide to say more."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,9 +34,12 @@ class Measured:
 
     Attributes:
         unit: What is resampled, in the plural; "" in files that did not say.
+        is_share: True for accuracies, whose differences are points.
         is_first: Whether it is the task's first metric, which pictures and the terminal show.
         deltas: (model, recipe) -> its paired difference from the float row.
         spreads: (group, recipe) -> how far seeds are apart.
+        verdicts: (group, recipe) -> the chance verdict that holds for every seed, where a model of
+            the cells stands for several.
         note: What a reader of the cells has to know.
     """
 
@@ -58,10 +47,12 @@ class Measured:
     metric: str
     unit: str
     higher_is_better: bool
+    is_share: bool
     is_first: bool
     cells: tuple[Cell, ...]
     deltas: dict[tuple[str, str], Delta] = field(default_factory=dict)
     spreads: dict[tuple[str, str], SeedSpread] = field(default_factory=dict)
+    verdicts: dict[tuple[str, str], ChanceVerdict | None] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -73,12 +64,6 @@ class Measured:
     def words(self) -> str:
         """Task and metric, once where they are one word."""
         return self.task if self.metric == self.task else f"{self.task} {self.metric}"
-
-    @cached_property
-    def is_share(self) -> bool:
-        """True for accuracies: more is better, and all values are from 0 to 1."""
-        known = [cell.value for cell in self.cells if not math.isnan(cell.value)]
-        return self.higher_is_better and all(0 <= value <= 1 for value in known)
 
     @property
     def is_logarithmic(self) -> bool:
@@ -111,9 +96,11 @@ class Measured:
         """Returns a difference from `base`: of shares in their own units, else in percent of it."""
         if not (math.isfinite(difference) and math.isfinite(base)):
             return NOT_AVAILABLE
+        if self.is_share:
+            return f"{difference:+.3f}"
         if not self.higher_is_better:
             return relative(base + difference, base)
-        return f"{difference:+.3f}" if self.is_share else f"{difference:+.4g}"
+        return f"{difference:+.4g}"
 
     def changes(self, low: float, high: float, base: float) -> str:
         """Returns the interval of a difference in brackets."""
@@ -128,22 +115,30 @@ class Measured:
         return {(cell.model, cell.recipe): cell for cell in self.cells}
 
     def mark(self, cell: Cell) -> str:
-        """Returns `chance`, `=` for level with float, or "".
+        """Returns `chance_mark`, `=` for level with float, or "".
 
-        A row that is level with a float row at chance has shown nothing, and is not marked.
+        A row that is level with a float row that may guess has shown nothing, and is not marked.
         """
-        if at_chance(cell):
-            return CHANCE_MARK
+        chance = self.chance_mark(cell)
+        if chance:
+            return chance
         base = self.float_cell(cell.model)
         delta = self.deltas.get((cell.model, cell.recipe))
         is_level = delta is not None and delta.is_level is True
-        return LEVEL_MARK if is_level and not (base is not None and at_chance(base)) else ""
+        return LEVEL_MARK if is_level and not (base is not None and self.chance_mark(base)) else ""
+
+    def chance_mark(self, cell: Cell) -> str:
+        """Returns `chance`, `chance?` where the items are too few to say so, or ""."""
+        verdict = self.verdicts.get((cell.model, cell.recipe), cell.chance_verdict)
+        return {"at": CHANCE_MARK, "open": OPEN_MARK}.get(verdict or "", "")
 
     @property
     def marks_note(self) -> str:
         """What the marks mean that are there."""
         marks = {self.mark(cell) for cell in self.cells}
-        notes = ((LEVEL_MARK, self._level_note), (CHANCE_MARK, CHANCE_NOTE))
+        notes = (
+            (LEVEL_MARK, self._level_note), (CHANCE_MARK, CHANCE_NOTE), (OPEN_MARK, OPEN_NOTE)
+        )  # fmt: skip
         return " ".join(note for mark, note in notes if mark in marks)
 
     @property
@@ -178,11 +173,6 @@ class Measured:
 
 def _round(value: float) -> str:
     return f"{value:.3g}"
-
-
-def at_chance(cell: Cell) -> bool:
-    """True where guessing reaches the cell's value with a probability of more than 5 %."""
-    return cell.chance_p is not None and cell.chance_p > CHANCE_P
 
 
 def sweeps(run: Run) -> tuple[Sweep, ...]:
@@ -253,16 +243,19 @@ def measured(run: Run) -> tuple[Measured, ...]:
         there = [metric for metric in metrics if any(c.metric == metric for c in mine)]
         for i, metric in enumerate(there):
             better = info.higher_is_better.get(metric) if info else None
+            if better is None:
+                better = "perplexity" not in metric and metric != "bits_per_byte"
+            shares = info.shares if info else None
+            own = tuple(cell for cell in mine if cell.metric == metric)
             parts.append(
                 Measured(
                     task=name,
                     metric=metric,
                     unit=info.unit if info else "",
-                    higher_is_better="perplexity" not in metric and metric != "bits_per_byte"
-                    if better is None
-                    else better,
+                    higher_is_better=better,
+                    is_share=_looks_a_share(own, better) if shares is None else metric in shares,
                     is_first=i == 0,
-                    cells=tuple(cell for cell in mine if cell.metric == metric),
+                    cells=own,
                     deltas={
                         (d.model, d.recipe): d
                         for sweep in found
@@ -281,63 +274,7 @@ def measured(run: Run) -> tuple[Measured, ...]:
     return tuple(parts)
 
 
-def split_recipe(name: str, cell: Cell | None = None) -> tuple[str, str]:
-    """Returns what is quantized beside the logits, and the logits' grid in words ("" for none).
-
-    A name that the grammar does not know stands for itself, as what is beside.
-    """
-    try:
-        recipe = Recipe.parse(name)
-    except InputError:
-        if cell is None or cell.granularity is None:
-            return name, ""
-        return name, cell.granularity
-    logits = recipe.logits
-    rest = str(replace(recipe, logits=None))
-    rest = "float" if rest == FLOAT else rest
-    if logits is None:
-        return rest, ""
-    words: list[str] = [logits.granularity]
-    words += ["static"] if logits.range == "static" else []
-    return rest, " ".join(words + ([] if logits.symmetric else ["asymmetric"]))
-
-
-def bit_rows(cells: Iterable[Cell]) -> list[BitRow]:
-    """Returns the rows of quantized logits of one task and metric, a model after the other.
-
-    A recipe without logits is in the rows that share its other parts; where there are none, it is
-    one of `other_cells`.
-    """
-    floats: dict[tuple[str, str], Cell] = {}
-    rows: dict[tuple[str, str, str], dict[int, Cell]] = {}
-    for cell in cells:
-        rest, scale = split_recipe(cell.recipe, cell)
-        if scale:
-            rows.setdefault((cell.model, rest, scale), {})[cell.bits] = cell
-        else:
-            floats[cell.model, rest] = cell
-    models = list(dict.fromkeys(model for model, *_ in rows))
-    found = []
-    for (model, rest, scale), widths in sorted(rows.items(), key=lambda r: models.index(r[0][0])):
-        base = floats.get((model, rest))
-        start = {} if base is None else {UNQUANTIZED_BITS: base}
-        found.append(BitRow(model=model, rest=rest, scale=scale, cells=start | widths))
-    return found
-
-
-def other_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """Returns the cells that no row of bits shows, behind their model's float row.
-
-    [] where there is nothing but rows of bits.
-    """
-    cells = list(cells)
-    rows = bit_rows(cells)
-    shown = {id(cell) for row in rows for cell in row.cells.values()}
-    left = [cell for cell in cells if id(cell) not in shown]
-    models = dict.fromkeys(cell.model for cell in left)
-    return [
-        cell
-        for model in models
-        for cell in sorted(cells, key=lambda c: c.recipe != FLOAT)
-        if cell.model == model and (cell.recipe == FLOAT or id(cell) not in shown)
-    ]
+def _looks_a_share(cells: Iterable[Cell], higher_is_better: bool) -> bool:
+    """Guesses from the values whether a metric is an accuracy, for files that do not say."""
+    known = [cell.value for cell in cells if not math.isnan(cell.value)]
+    return higher_is_better and all(0 <= value <= 1 for value in known)

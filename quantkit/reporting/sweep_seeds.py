@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Final
 
 from quantkit.reporting.collect import Run
 from quantkit.reporting.sweep_groups import Measured, measured, sweeps
-from quantkit.results import AttentionMass, Cell, Delta, SeedSpread
+from quantkit.results import AttentionMass, Cell, ChanceVerdict, Delta, SeedSpread
 
-_Z: Final = 1.959964
+_Z: Final = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % of a Gaussian, for the mean of several seeds."""
 SEEDS_NOTE: Final = (
     "Of several seeds: their mean, the 95 % interval of one seed's sampling error, and their "
@@ -49,7 +49,8 @@ def pooled(one: Measured) -> Measured:
             _cell(key[0], mine) if key in several else mine[0] for key, mine in rows.items()
         ),
         deltas=deltas,
-        spreads={key: _spread(mine) for key, mine in several.items() if len(mine) > 1},
+        spreads={key: SeedSpread.of(mine) for key, mine in several.items() if len(mine) > 1},
+        verdicts={key: _verdict(mine) for key, mine in several.items()},
         note=SEEDS_NOTE,
     )
 
@@ -96,21 +97,14 @@ def _delta(name: str, deltas: Sequence[Delta]) -> Delta:
     )
 
 
-def _spread(cells: Sequence[Cell]) -> SeedSpread:
-    values = [cell.value for cell in cells]
-    mean = fmean(values)
-    return SeedSpread(
-        group=cells[0].group,
-        models=[cell.model for cell in cells],
-        recipe=cells[0].recipe,
-        task=cells[0].task,
-        metric=cells[0].metric,
-        mean=mean,
-        sd=math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)),
-        low=min(values),
-        high=max(values),
-        sampling_stderr=math.sqrt(fmean(cell.stderr**2 for cell in cells)),
-    )
+def _verdict(cells: Sequence[Cell]) -> ChanceVerdict | None:
+    """Returns what holds for every seed: one that is above chance, and the group is not at it."""
+    found = {cell.chance_verdict for cell in cells}
+    if None in found:
+        return None
+    if "above" in found:
+        return "above"
+    return "open" if "open" in found else "at"
 
 
 def pooled_masses(run: Run) -> list[AttentionMass]:

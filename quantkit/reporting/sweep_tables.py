@@ -8,16 +8,8 @@ from typing import Final
 
 from quantkit.recipe import UNQUANTIZED_BITS
 from quantkit.reporting.collect import Run
-from quantkit.reporting.sweep_groups import (
-    FLOAT,
-    BitRow,
-    Measured,
-    at_chance,
-    bit_rows,
-    measured,
-    other_cells,
-    sweeps,
-)
+from quantkit.reporting.sweep_groups import Measured, measured, sweeps
+from quantkit.reporting.sweep_rows import FLOAT, BitRow, bit_rows, other_cells
 from quantkit.reporting.sweep_seeds import by_group, pooled, pooled_masses
 from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number, without
 from quantkit.results import Cell, Delta
@@ -101,12 +93,12 @@ def recipe_table(one: Measured) -> Table:
                 if delta is None
                 else one.changes(delta.ci_low, delta.ci_high, base.value)
             )
-            level = LEVEL_WORDS[None if delta is None or at_chance(base) else delta.is_level]
+            level = LEVEL_WORDS[None if delta is None or one.chance_mark(base) else delta.is_level]
         rows.append(
             (
                 cell.model,
                 cell.recipe,
-                f"{one.value(cell.value)}{' chance' if at_chance(cell) else ''}",
+                f"{one.value(cell.value)} {one.chance_mark(cell)}".rstrip(),
                 one.span(cell.ci_low, cell.ci_high),
                 change,
                 span,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 from quantkit.reporting.collect import Run, collect
 from quantkit.reporting.data_notes import overlaps
-from quantkit.reporting.sweep_groups import FLOAT, BitRow, Measured, bit_rows, measured, sweeps
+from quantkit.reporting.sweep_groups import Measured, measured, sweeps
+from quantkit.reporting.sweep_rows import FLOAT, BitRow, bit_rows
 from quantkit.reporting.sweep_seeds import by_group
 from quantkit.reporting.sweep_tables import (
+    LEVEL_WORDS,
     mass_table,
     notes,
     recipe_table,
@@ -26,11 +29,13 @@ from quantkit.reporting.text import (
     printable,
     without,
 )
-from quantkit.results import Cell
+from quantkit.results import Cell, Delta, Sweep
 
 WIDTH: Final = 100
 _MODEL, _REST, _SCALE = 18, 14, 16
 """Characters that columns of words keep when bits have to share the line, at the least."""
+_PAIRS: Final = 6
+"""Differences between two models that are printed."""
 
 
 def sweep_text(run_folder: Path) -> str:
@@ -51,7 +56,7 @@ def sweep_text(run_folder: Path) -> str:
             tables += _bit_tables(one)
             recipes = recipe_table(one)
             tables += [replace(recipes, note="") if bit_rows(one.cells) else recipes]
-    tables += [_others(parts), mass_table(run)]
+    tables += [*_across(run), _others(parts), mass_table(run)]
     texts = [plain_table(table, WIDTH) for table in tables if table.rows]
     ends = [*notes(run), *_fired(measured(run))]
     warnings = [f"WARNING {line}" for line in overlaps(run)]
@@ -125,6 +130,58 @@ def _column(one: Measured, rows: Sequence[BitRow], width: int) -> list[str]:
 
 def _span(one: Measured, cell: Cell) -> str:
     return one.span(cell.ci_low, cell.ci_high)
+
+
+def _across(run: Run) -> list[Table]:
+    """Returns what two models differ by at the same recipe, of files with two and no seeds."""
+    parts = {(one.task, one.metric): one for one in measured(run)}
+    tables = []
+    for sweep in sweeps(run):
+        models = list(dict.fromkeys(cell.model for cell in sweep.cells))
+        if len(models) == len({cell.group or cell.model for cell in sweep.cells}) == 2:
+            tables.append(_pair_table(sweep, models[0], models[1], parts))
+    return tables
+
+
+def _pair_table(
+    sweep: Sweep, first: str, second: str, parts: Mapping[tuple[str, str], Measured]
+) -> Table:
+    """Returns the first differences of each task in turn, in its first metric that has any."""
+    cells = {(c.model, c.recipe, c.task, c.metric): c for c in sweep.cells}
+    same = [d for d in sweep.deltas if d.against_model and d.recipe == d.against]
+    back = {(d.recipe, d.task, d.metric): d.is_level for d in same if d.model == second}
+    by_task: dict[str, list[Delta]] = {}
+    for task, metric in parts:
+        mine = [d for d in same if (d.model, d.task, d.metric) == (first, task, metric)]
+        if mine:
+            by_task.setdefault(task, mine)
+    turns = [d for row in zip_longest(*by_task.values()) for d in row if d is not None]
+    shown = sorted(turns[:_PAIRS], key=lambda d: list(by_task).index(d.task))
+    rows = []
+    for delta in shown:
+        one, key = parts[delta.task, delta.metric], (delta.recipe, delta.task, delta.metric)
+        base = cells[second, *key]
+        # of a row that may guess, being level says nothing
+        guesses = any(one.chance_mark(cells[model, *key]) for model in (first, second))
+        levels = (None, None) if guesses else (delta.is_level, back.get(key))
+        rows.append(
+            (
+                one.words, delta.recipe, *(LEVEL_WORDS[level] for level in levels),
+                one.change(delta.value, base.value),
+                one.changes(delta.ci_low, delta.ci_high, base.value),
+            )
+        )  # fmt: skip
+    margins = dict.fromkeys(parts[d.task, d.metric].margin(d) for d in shown)
+    more = len(turns) - len(shown)
+    return Table(
+        title=f"{first} minus {second} at the same recipe, on the same items",
+        columns=("task", "recipe", "level", "other way", "difference", "95 % interval"),
+        rows=tuple(rows),
+        text_columns=4,
+        note=f"level = {first} does not lose more than the margin ({' or '.join(margins)}) against "
+        f"{second}, by the paired 95 % interval; other way = {second} against {first}."
+        + (f" The report has {more:,} more." if more else ""),
+    )
 
 
 def _others(parts: Sequence[Measured]) -> Table:

@@ -11,13 +11,8 @@ from quantkit.reporting.calibration_groups import calibrations
 from quantkit.reporting.collect import Run
 from quantkit.reporting.groups import HIDDEN, LOGIT, of_heads, of_layers, top
 from quantkit.reporting.outlier_tables import summaries
-from quantkit.reporting.sweep_groups import (
-    FLOAT,
-    Measured,
-    at_chance,
-    bit_rows,
-    other_cells,
-)
+from quantkit.reporting.sweep_groups import Measured
+from quantkit.reporting.sweep_rows import FLOAT, bit_rows, other_cells
 from quantkit.reporting.sweep_seeds import by_group
 from quantkit.reporting.text import number, quoted, share, size
 from quantkit.results import Cell, Export, GroupStats, Stats, TopEntry
@@ -144,7 +139,8 @@ def _costs(one: Measured) -> list[str]:
 
 
 def _value(one: Measured, cell: Cell) -> str:
-    return one.value(cell.value) + (" (chance)" if at_chance(cell) else "")
+    mark = one.chance_mark(cell)
+    return one.value(cell.value) + (f" ({mark})" if mark else "")
 
 
 def _keep(run: Run) -> str:

@@ -59,6 +59,7 @@ from quantkit.results.stats import (
 from quantkit.results.sweep import (
     AttentionMass,
     Cell,
+    ChanceVerdict,
     Delta,
     Fired,
     SeedSpread,
@@ -73,6 +74,7 @@ __all__ = [
     "AttentionMass",
     "Calibration",
     "Cell",
+    "ChanceVerdict",
     "CurveStep",
     "Curves",
     "CurvesHeader",

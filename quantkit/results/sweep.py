@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from statistics import fmean, stdev
+from typing import ClassVar, Final, Literal, Self
 
 from quantkit.results.info import DataInfo, ModelInfo
 
 SWEEP_SCHEMA: Final = "quantkit.sweep/4"
+CHANCE_ALPHA: Final = 0.05
+"""What guessing reaches with more than this probability is not shown to be above chance."""
+CHANCE_REACH: Final = 0.10
+"""Absolute: what is at chance is shown to lie less than this far above it."""
+
+ChanceVerdict = Literal["above", "at", "open"]
+"""`above`: the test rejects guessing. `at`: it does not, and the interval rules out more than
+`CHANCE_REACH` above chance (what lies below chance counts as at it). `open`: it does not, and there
+are too few items to say more: a test that rejects nothing proves no equality."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +46,17 @@ class Cell:
         n: Resampled units: blocks for perplexity, items for accuracies.
         hits: How often the cell's quantizers fired, 0 for the float row.
         group: What the seeds of one model are called together; the model's name where it is alone.
-        chance: What guessing reaches in this metric; None where that has no meaning.
-        chance_p: Probability that guessing reaches `value` or more (exact binomial, one-sided);
-            None as for `chance`.
-        details: Other figures of the task, without an interval.
+        chance: What guessing reaches in this metric, the mean over items; None where that has no
+            meaning.
+        chance_p: Probability that guessing reaches `value` or more: a binomial, one-sided. Exact
+            where all items have one chance; at the mean chance of items with different numbers of
+            endings, where it is too large above chance, if anything (Hoeffding 1956). Of `icl` it
+            is of each question's first order alone, while `value` is over all orders. None as for
+            `chance`, and where trials depend on each other: `query_accuracy` of needles has a
+            chance and no p.
+        details: Other figures of the task, without an interval; under LLM.int8 also
+            `float_features_frac`, the share of a linear layer's input features that stayed in
+            float, mean over layers and sequences. Of the task's first metric only.
         quantizers: Every quantizer that was installed, by name; of the task's first metric only.
     """
 
@@ -62,6 +81,21 @@ class Cell:
     chance_p: float | None = None
     details: dict[str, float] = field(default_factory=dict)
     quantizers: dict[str, Fired] = field(default_factory=dict)
+
+    @property
+    def chance_verdict(self) -> ChanceVerdict | None:
+        """Whether the figure is more than guessing; None where no test was made."""
+        if self.chance is None or self.chance_p is None:
+            return None
+        if self.chance_p <= CHANCE_ALPHA:
+            return "above"
+        # written so that NaN is open
+        return "at" if self.ci_high <= self.chance + CHANCE_REACH else "open"
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether a test was made and did not reject guessing."""
+        return self.chance_verdict in ("at", "open")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +145,23 @@ class SeedSpread:
     high: float
     sampling_stderr: float
 
+    @classmethod
+    def of(cls, cells: Sequence[Cell]) -> Self:
+        """Returns the spread of two or more seeds' cells of one recipe, task and metric."""
+        values = [cell.value for cell in cells]
+        return cls(
+            group=cells[0].group or cells[0].model,
+            models=[cell.model for cell in cells],
+            recipe=cells[0].recipe,
+            task=cells[0].task,
+            metric=cells[0].metric,
+            mean=fmean(values),
+            sd=stdev(values),
+            low=min(values),
+            high=max(values),
+            sampling_stderr=math.sqrt(fmean(cell.stderr**2 for cell in cells)),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMass:
@@ -148,6 +199,8 @@ class TaskInfo:
         unit: What is resampled: `blocks`, `items`, `samples`, `images`.
         higher_is_better: By metric.
         sha256: Hash of all items, the same for models that were given the same ones.
+        shares: Metrics that are shares of something by definition: differences of them are points.
+            None in files that did not say.
     """
 
     name: str
@@ -157,6 +210,7 @@ class TaskInfo:
     items: int
     data: DataInfo
     sha256: str
+    shares: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from quantkit.sweeps.estimate import planned
 from quantkit.sweeps.recipes import logit_recipes, unique
-from quantkit.sweeps.run import Measured, Subject, digest_of, ranges_digest, run_cells
+from quantkit.sweeps.run import Measured, run_cells
+from quantkit.sweeps.subject import Subject, digest_of, ranges_digest
 
 __all__ = [
     "Measured",

@@ -6,9 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,10 +25,17 @@ _LABEL: Final = 80
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Finished:
-    """One recipe and task: a row of numbers an item, and what each quantizer did."""
+    """One recipe and task.
+
+    Attributes:
+        rows: Numbers of each item, `[items, width]`.
+        fired: What each quantizer did.
+        details: Figures that do not come from the items: those of the quantizers.
+    """
 
     rows: Rows
     fired: Mapping[str, Fired]
+    details: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +60,10 @@ class CellStore:
         path = self._path(recipe, task)
         if not path.exists():
             return None
-        plain = read_plain(path)
+        try:
+            plain = read_plain(path)
+        except InputError as error:
+            raise InputError(f"{error} Remove the file.") from error
         schema = plain.get("schema") if isinstance(plain, dict) else None
         if schema in _OLDER:  # it lacks what is needed now: computed again
             return None
@@ -63,32 +73,27 @@ class CellStore:
             )
         if plain.get("identity") != self._identity(recipe, task, identity):
             return None
-        try:
-            rows = np.array(
-                [[np.nan if x is None else float(x) for x in row] for row in plain["rows"]],
-                dtype=np.float64,
-            ).reshape(len(plain["rows"]), -1)
-            fired = {
-                str(name): Fired(hits=int(hits), elements=int(elements))
-                for name, (hits, elements) in plain["fired"].items()
-            }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path.name} is damaged ({error}); remove the file.") from error
-        return Finished(rows=rows, fired=fired)
+        if plain.get("sha256") != digest(_content(plain)):
+            raise InputError(f"{path.name} was changed since it was written; remove the file.")
+        rows = np.array(plain["rows"], dtype=np.float64).reshape(len(plain["rows"]), -1)
+        fired = {
+            name: Fired(hits=hits, elements=elements)
+            for name, (hits, elements) in plain["fired"].items()
+        }
+        return Finished(rows=rows, fired=fired, details=plain["details"])
 
     def write(self, recipe: str, task: str, found: Finished, **identity: str) -> None:
         """Keeps a finished cell."""
         path = self._path(recipe, task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(
-            path,
-            {
-                "schema": CELL_SCHEMA,
-                "identity": self._identity(recipe, task, identity),
-                "rows": found.rows.tolist(),
-                "fired": {name: [f.hits, f.elements] for name, f in found.fired.items()},
-            },
-        )
+        plain = {
+            "schema": CELL_SCHEMA,
+            "identity": self._identity(recipe, task, identity),
+            "rows": found.rows.tolist(),
+            "fired": {name: [f.hits, f.elements] for name, f in found.fired.items()},
+            "details": dict(found.details),
+        }
+        write_json(path, {**plain, "sha256": digest(_content(plain))})
 
     def _identity(self, recipe: str, task: str, more: Mapping[str, str]) -> dict[str, str]:
         return {"recipe": recipe, "task": task, **self.identity, **more}
@@ -98,6 +103,11 @@ class CellStore:
         own = json.dumps([self.model, recipe, task])
         digest = hashlib.sha256(own.encode()).hexdigest()[:8]
         return self.folder / f"{label.strip('-.')}_{digest}.json"
+
+
+def _content(plain: Mapping[str, Any]) -> list[Any]:
+    """Returns what the hash of a cell is over."""
+    return [plain.get(name) for name in ("identity", "rows", "fired", "details")]
 
 
 def digest(value: object) -> str:

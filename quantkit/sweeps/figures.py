@@ -24,7 +24,6 @@ from quantkit.numerics.resampling import (
     Values,
     interval,
     is_level,
-    is_share,
     paired_interval,
     resampled,
 )
@@ -77,7 +76,8 @@ def figures_of(
     Time: two thousand draws of every unit and metric, some 2 s for 100,000 units.
 
     Raises:
-        InputError: a metric that is not over the items, or none at all.
+        InputError: a metric that is not over the items, or none at all; one that is declared a
+            share, and has an item of which it is none.
     """
     if not scores.metrics or not items:
         raise InputError(f"task {task} gave no figure: it has {len(items)} items.")
@@ -87,6 +87,8 @@ def figures_of(
                 f"task {task}: metric {metric.name} has {len(metric.total)} totals and "
                 f"{len(metric.weight)} weights for {len(items)} items; expected one an item."
             )
+        if metric.is_share:
+            _require_share(metric, task)
     return Figures(
         model=model,
         group=group or model,
@@ -191,27 +193,7 @@ def spreads_of(cells: Sequence[Cell]) -> list[SeedSpread]:
     for cell in cells:
         group = cell.group or cell.model
         grouped.setdefault((group, cell.recipe, cell.task, cell.metric), []).append(cell)
-    spreads = []
-    for (group, recipe, task, metric), seeds in grouped.items():
-        if len(seeds) < 2:
-            continue
-        values = np.array([cell.value for cell in seeds])
-        errors = np.array([cell.stderr for cell in seeds])
-        spreads.append(
-            SeedSpread(
-                group=group,
-                models=[cell.model for cell in seeds],
-                recipe=recipe,
-                task=task,
-                metric=metric,
-                mean=float(values.mean()),
-                sd=float(values.std(ddof=1)),
-                low=float(values.min()),
-                high=float(values.max()),
-                sampling_stderr=float(np.sqrt((errors**2).mean())),
-            )
-        )
-    return spreads
+    return [SeedSpread.of(seeds) for seeds in grouped.values() if len(seeds) > 1]
 
 
 def margin_of(scores: Scores, index: int) -> float:
@@ -220,7 +202,7 @@ def margin_of(scores: Scores, index: int) -> float:
     In the metric's units; the rule is that of this file's first lines.
     """
     metric = scores.metrics[index]
-    if metric.higher_is_better and is_share(metric):
+    if metric.higher_is_better and metric.is_share:
         return MARGIN_POINTS
     if metric.link == "identity" and not metric.higher_is_better:
         beside = next((other for other in scores.metrics if other.link == "exp"), None)
@@ -236,6 +218,17 @@ def logits_alone(recipe: Recipe) -> LogitQuant | None:
     return recipe.logits if replace(recipe, logits=None).is_float else None
 
 
+def _require_share(metric: Metric, task: str) -> None:
+    is_between = (metric.total >= 0) & (metric.total <= metric.weight) & (metric.weight > 0)
+    if metric.link != "identity" or not is_between.all():
+        at = int(np.argmin(is_between))
+        raise InputError(
+            f"task {task}: metric {metric.name} is declared a share, and item {at} has "
+            f"{metric.total[at]:g} of {metric.weight[at]:g}; expected 0 to a positive weight, and "
+            "no exponential."
+        )
+
+
 def _chance_p(metric: Metric) -> float | None:
     if metric.chance is None or not (metric.trials or metric.successes is not None):
         return None
@@ -246,7 +239,13 @@ def _chance_p(metric: Metric) -> float | None:
 def _comparable(a: Figures, b: Figures) -> tuple[list[int], str]:
     """Returns (metrics that the two can be compared in, why not in all)."""
     if a.items != b.items:
-        return [], f"{a.task}: {a.model} and {b.model} were not measured on the same items."
+        note = f"{a.task}: {a.model} and {b.model} were not measured on the same items"
+        if any(metric.link == "exp" for metric in a.scores.metrics):
+            note += (
+                ": blocks are cut by tokens, and another tokenizer cuts the text elsewhere. "
+                "Documents that fit --seq-len (a folder or a .jsonl) compare in bits per byte"
+            )
+        return [], f"{note}."
     fits, other = [], []
     theirs = {metric.name: metric for metric in b.scores.metrics}
     for index, metric in enumerate(a.scores.metrics):

@@ -7,68 +7,46 @@ batches; batches are the same for any number of them, so the rows are, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
-from quantkit.calibration import WeightRanges
 from quantkit.errors import ProbeError
 from quantkit.models import LoadedModel
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
-from quantkit.quantization import fake_quantized, require_ranges
-from quantkit.recipe import Recipe
-from quantkit.results import Fired, Ranges
+from quantkit.quantization import FloatFeatures, fake_quantized
+from quantkit.recipe import BitsAndBytes, Recipe
+from quantkit.results import Fired
 from quantkit.sweeps.cells import CellStore, Finished, digest
 from quantkit.sweeps.forward import image_forward, text_forward
+from quantkit.sweeps.subject import Subject
 from quantkit.tasks import Rows, Scores, Task
 
 ALONE: Final = Processes()
-ONCE: Final = "weight/"
-"""Quantizers that run on entering, in every process: their counts are not added up."""
+FLOAT_FEATURES: Final = "float_features_frac"
+"""Of `Cell.details`: inputs that LLM.int8 left in float, a mean over layers and sequences."""
+_WEIGHT: Final = "weight/"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
-    """A model with what its quantized rows read.
+class Share:
+    """What one process has of a cell.
 
     Attributes:
-        group: What the seeds of one model are called together.
-        tasks: Its items: two models with one tokenizer have the same.
-        ranges: For static grids; their smoothing is applied to every quantized row.
-        weight_ranges: Those that `ranges.weights` describes.
-        keep: Quantizers that stay in float in every row.
+        rows: By batch.
+        fired, float_features: Of its own batches, as `Quantizers` has them.
     """
 
-    loaded: LoadedModel
-    group: str
-    tasks: Sequence[Task[Any]]
-    ranges: Ranges | None = None
-    weight_ranges: WeightRanges | None = None
-    keep: Collection[str] = ()
-
-    @property
-    def digest(self) -> str:
-        """The hash of what a quantized cell reads beside model and items; empty for nothing."""
-        return digest_of(self.ranges, self.keep)
-
-    def require(self, recipes: Sequence[Recipe]) -> None:
-        """Returns if every recipe can run.
-
-        Raises:
-            InputError: ranges that were chosen for another width than a recipe has, or are missing;
-                an unknown name in `keep`.
-        """
-        tensors = {} if self.ranges is None else self.ranges.tensors
-        for recipe in recipes:
-            require_ranges(self.loaded.model, recipe, tensors, keep=self.keep)
-            if self.weight_ranges is not None and recipe.weight_bits is not None:
-                self.weight_ranges.require_width(recipe.weight_bits)
+    rows: Mapping[int, Rows]
+    fired: Mapping[str, Fired] = field(default_factory=dict)
+    float_features: Mapping[str, FloatFeatures] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,6 +90,7 @@ def run_cells(
                 if processes.is_first:
                     cells.write(name, task.name, kept, **own)
             scores = task.scores(kept.rows)
+            scores = replace(scores, details={**scores.details, **kept.details})
             found.append(Measured(recipe=recipe, task=task, scores=scores, fired=kept.fired))
     return found
 
@@ -160,7 +139,7 @@ def _measured(
         lambda: _own_share(subject, task, recipe, processes, what, progress)
     )
     parts = list(processes.gather(mine))
-    return processes.at_first(lambda: _joined(task, what, parts))
+    return processes.at_first(lambda: _joined(task, recipe, what, parts))
 
 
 def _own_share(
@@ -170,8 +149,8 @@ def _own_share(
     processes: Processes,
     what: str,
     progress: Progress,
-) -> tuple[dict[int, Rows], dict[str, Fired]]:
-    """Returns the rows of this process's batches, by batch, and what its quantizers did."""
+) -> Share:
+    """Returns the rows of this process's batches, and what its quantizers did there."""
     batches = task.batches
     shares = [index for index in range(len(batches)) if processes.mine(index)]
     forward = forward_of(subject.loaded)
@@ -182,14 +161,14 @@ def _own_share(
             progress(what, index, len(batches))
             rows[index] = task.run(forward, batches[index])
     progress(what, len(batches), len(batches))
-    return rows, dict(quantizers.fired) if quantizers is not None else {}
+    if quantizers is None:
+        return Share(rows=rows)
+    return Share(rows=rows, fired=quantizers.fired, float_features=quantizers.float_features)
 
 
-def _joined(
-    task: Task[Any], what: str, parts: Sequence[tuple[dict[int, Rows], dict[str, Fired]]]
-) -> Finished:
+def _joined(task: Task[Any], recipe: Recipe, what: str, parts: Sequence[Share]) -> Finished:
     """Returns the rows of all processes in the order of the items."""
-    by_batch = {index: rows for mine, _ in parts for index, rows in mine.items()}
+    by_batch = {index: rows for part in parts for index, rows in part.rows.items()}
     width = next(iter(by_batch.values())).shape[1]
     whole = np.full((len(task.item_hashes), width), np.nan)
     for index, batch in enumerate(task.batches):
@@ -200,29 +179,39 @@ def _joined(
             f"{what}: the figures of item {item} are not finite: the model computes NaN or "
             "infinities there."
         )
+    frac = _float_features_frac([part.float_features for part in parts])
+    return Finished(
+        rows=whole,
+        fired=_fired_together(recipe, [part.fired for part in parts]),
+        details={} if frac is None else {FLOAT_FEATURES: frac},
+    )
+
+
+def _fired_together(recipe: Recipe, parts: Sequence[Mapping[str, Fired]]) -> dict[str, Fired]:
+    """Returns the counts of all processes, added up; of weights that run once, those of one."""
+    weights = recipe.weights
+    every_call = isinstance(weights, BitsAndBytes) and weights.format == "llm-int8"
     fired: dict[str, Fired] = {}
-    for _, theirs in parts:
-        for name, more in theirs.items():
+    for part in parts:
+        for name, more in part.items():
             known = fired.get(name)
-            if known is None or name.startswith(ONCE):
+            if known is None:
                 fired[name] = more
-            else:
+            elif every_call or not name.startswith(_WEIGHT):
                 hits, elements = known.hits + more.hits, known.elements + more.elements
                 fired[name] = Fired(hits=hits, elements=elements)
-    return Finished(rows=whole, fired=fired)
+    return fired
 
 
-def digest_of(ranges: Ranges | None, keep: Collection[str] = ()) -> str:
-    """Returns the hash of what a quantized cell reads beside model and text; empty for nothing."""
-    if ranges is None and not keep:
-        return ""
-    read: list[Any] = [sorted(keep)]
-    if ranges is not None:
-        read += [ranges.tensors, ranges.smoothing, ranges.weights and ranges.weights.sha256]
-    return digest(read)
+def _float_features_frac(parts: Sequence[Mapping[str, FloatFeatures]]) -> float | None:
+    """Returns the share that stayed in float, the mean over modules; None without LLM.int8.
 
-
-def ranges_digest(digests: Sequence[str]) -> str:
-    """Returns one hash for all models: that of one where they are the same."""
-    different = sorted(set(digests))
-    return different[0] if len(different) == 1 else digest(different)
+    Whole numbers are added up first, so that any number of processes gives the same figure.
+    """
+    fracs = []
+    for name in dict.fromkeys(name for part in parts for name in part):
+        seen = [part[name] for part in parts if name in part]
+        sequences, kept = sum(one.sequences for one in seen), sum(one.kept for one in seen)
+        if sequences:  # else an expert that no token was sent to
+            fracs.append(kept / (seen[0].width * sequences))
+    return fmean(fracs) if fracs else None

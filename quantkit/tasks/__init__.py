@@ -8,7 +8,6 @@ from quantkit.tasks.needles import Needles
 from quantkit.tasks.perplexity import BlockScores, Perplexity, Scorer, score_blocks
 from quantkit.tasks.task import (
     ImageForward,
-    MeasuresAttention,
     Metric,
     Rows,
     Scores,
@@ -22,7 +21,6 @@ __all__ = [
     "ImageClassification",
     "ImageForward",
     "LmEval",
-    "MeasuresAttention",
     "Metric",
     "MultipleChoice",
     "Needles",

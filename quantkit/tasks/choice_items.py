@@ -16,14 +16,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from quantkit.calib_sets.content import drawn
 from quantkit.calib_sets.documents import decoded
 from quantkit.calib_sets.draw import Draw
 from quantkit.errors import InputError
-
-T = TypeVar("T")
+from quantkit.tasks.items import sampled
 
 CONTEXT_WORDS: Final = (60, 100)
 ENDING_WORDS: Final = (8, 15)
@@ -36,6 +34,8 @@ _LEAST_WORDS: Final = 12
 _MARKS: Final = string.punctuation + "\u201c\u201d\u2018\u2019\u2026\u2013\u2014"
 _SENTENCE_END: Final = ".!?:;\u2026"
 _CLOSING: Final = "".join(mark for mark in _MARKS if mark not in _SENTENCE_END)
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""JSON may spell it; UTF-8 and tokenizers cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ def read_items(source: str) -> list[Item]:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise InputError(f"multiple-choice file {source} {what}: expected a .jsonl.")
     found = []
+    text = decoded(path.read_bytes(), path.name).removeprefix("\ufeff")
     # not splitlines: U+2028 ends a line for it, and stands unescaped in many a JSON file
-    for number, line in enumerate(decoded(path.read_bytes(), path.name).split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             found.append(_item(line, f"{path.name}, line {number}"))
     if not found:
@@ -72,7 +73,7 @@ def read_items(source: str) -> list[Item]:
 def _item(line: str, where: str) -> Item:
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested without end
         row = None
     if not isinstance(row, dict):
         raise InputError(f"{where}: expected a JSON object with ctx, endings and label.")
@@ -88,6 +89,10 @@ def _item(line: str, where: str) -> Item:
         raise InputError(f"{where}: expected two endings or more, got {len(endings)}.")
     if len(set(endings)) < len(endings):
         raise InputError(f"{where}: one of the endings stands there twice.")
+    if any(_HALF.search(text) for text in (ctx, *endings)):
+        raise InputError(
+            f"{where}: half a surrogate pair (\\ud800 to \\udfff) is no character: expected both."
+        )
     if isinstance(label, str) and re.fullmatch("[0-9]+", label):
         label = int(label)
     # True is an int
@@ -98,31 +103,19 @@ def _item(line: str, where: str) -> Item:
     return Item(ctx=ctx, endings=tuple(endings), label=label)
 
 
-def sampled(items: list[T], limit: int, seed: int) -> list[T]:
-    """Returns `limit` items, drawn by `seed` where there are more, in the order they came in.
-
-    Drawn and not the first, since files are often sorted by kind.
-    """
-    if len(items) <= limit:
-        return items
-    chosen = sorted(drawn(list(range(len(items))), limit, seed, "multiple-choice"))
-    return [items[index] for index in chosen]
-
-
-def made_from(text: str, *, items: int, seed: int, start: int = 0) -> list[Item]:
-    """Returns items whose context, true and wrong endings all lie at or after `start`.
+def made_from(text: str, *, items: int, seed: int, seen: str = "") -> list[Item]:
+    """Returns items whose context, true and wrong endings are all of the text.
 
     No word stands in two contexts or true endings. A paragraph that the text has twice is taken
-    once, and one that stands before `start` too is not. Where the text gives more than `items`,
-    those are drawn by `seed`, in the order of the text.
+    once. Where the text gives more than `items`, those are drawn by `seed`, in the text's order.
 
     Args:
-        start: In characters; what calibration has seen lies before it.
+        seen: Text that calibration has seen: its paragraphs are left out wherever they stand.
 
     Raises:
         InputError: the text gives fewer items than asked for.
     """
-    prose = _Prose(text[start:], seen=_paragraphs(text[:start]))
+    prose = _Prose(text, seen=_paragraphs(seen))
     places = _places(prose, Draw(seed, 0))
     found = []
     for index, place in enumerate(places):
@@ -131,8 +124,8 @@ def made_from(text: str, *, items: int, seed: int, start: int = 0) -> list[Item]
             found.append(item)
     if len(found) < items:
         raise InputError(
-            f"the text has {len(prose.words)} words of prose after character {start}, which give "
-            f"{len(found)} multiple-choice items of about {sum(CONTEXT_WORDS) // 2} words: "
+            f"the text has {len(prose.words)} words of prose that calibration has not seen, which "
+            f"give {len(found)} multiple-choice items of about {sum(CONTEXT_WORDS) // 2} words: "
             f"expected {items}. Give more text, or fewer items."
         )
     return sampled(found, items, seed)

@@ -1,16 +1,22 @@
 """Log-likelihood of continuations: what multiple choice, needles, icl and lm-eval stand on.
 
 Given a context, how likely is a continuation, and is it what greedy decoding would write? One
-forward answers both: greedy decoding yields an answer if and only if each of its tokens is the
-argmax after the true ones before it, since up to the first wrong token it has written the same.
-The last token of the continuation is not fed, as nothing is asked about what follows it.
+forward answers both: decoding begins with these tokens if and only if each of them is the argmax
+after the true ones before it, since up to the first wrong token it has written the same. The last
+token of the continuation is not fed, as nothing is asked about what follows it.
+
+That is said of tokens: the same text in other ones does not count, and one that goes on (`1234567`
+where `123456` is right) does. It is exact for plain models, `row` and static scales; the dynamic
+scales of `tensor` and `head` are not causal, so that here they see the whole sequence, the true
+continuation included, where decoding has seen its beginning only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +26,8 @@ from quantkit.calib_sets import TokenBatch
 from quantkit.calib_sets.text import bos_tokens
 from quantkit.errors import InputError
 from quantkit.tasks.task import TextForward
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +61,17 @@ class Continuation:
         return range(len(self.context) - 1, len(self.fed))
 
 
+FedRow = tuple[Continuation, tuple[Continuation, ...]]
+"""What is fed, and the continuations that it decides: what each would feed is its beginning."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Likelihood:
     """What a model says about one continuation.
 
     Attributes:
-        log_probability: In nats, summed over its tokens in float64.
+        log_probability: In nats, summed over its tokens in float64; NaN where one of the logits
+            that it needs is.
         tokens: How many it has.
         is_greedy: Whether each is the argmax (of equal ones the first), so that greedy decoding
             writes it.
@@ -67,6 +80,11 @@ class Likelihood:
     log_probability: float
     tokens: int
     is_greedy: bool
+
+    @property
+    def greedy_or_nan(self) -> float:
+        """1 or 0; NaN where the model says no number, so that it is not taken for an answer."""
+        return math.nan if math.isnan(self.log_probability) else float(self.is_greedy)
 
 
 def tokenized(
@@ -126,25 +144,42 @@ def tokenized(
 def log_likelihoods(
     forward: TextForward, pairs: Sequence[Continuation], *, batch_size: int | None = None
 ) -> list[Likelihood]:
-    """Returns the likelihood of each continuation, in order.
+    """Returns the likelihood of each continuation, in order; every one is a row of its own."""
+    return scored(forward, [(pair, (pair,)) for pair in pairs], batch_size=batch_size)
+
+
+def scored(
+    forward: TextForward, rows: Sequence[FedRow], *, batch_size: int | None = None
+) -> list[Likelihood]:
+    """Returns the likelihood of the continuations of each row, in order.
 
     Rows are padded on the right and only the positions that predict something are asked for.
 
     Args:
         batch_size: Rows of a forward pass, consecutive ones; None: all.
     """
-    size = batch_size or max(1, len(pairs))
     found: list[Likelihood] = []
-    for start in range(0, len(pairs), size):
-        part = pairs[start : start + size]
-        positions = sorted({column for pair in part for column in pair.positions})
+    for part in in_parts(rows, batch_size or max(1, len(rows))):
+        positions = sorted({n for _, pairs in part for pair in pairs for n in pair.positions})
         with torch.inference_mode():
-            logits = forward(padded(part), torch.tensor(positions))
-        for row, pair in enumerate(part):
-            first = positions.index(pair.positions.start)
-            rows = logits[row, first : first + len(pair.positions)]
-            found.append(likelihood(rows, torch.tensor(pair.continuation)))
+            logits = forward(padded([fed for fed, _ in part]), torch.tensor(positions))
+        for row, (_, pairs) in enumerate(part):
+            for pair in pairs:
+                first = positions.index(pair.positions.start)
+                own = logits[row, first : first + len(pair.positions)]
+                found.append(likelihood(own, torch.tensor(pair.continuation)))
     return found
+
+
+def in_parts(rows: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Returns consecutive rows, `size` together: what `scored` feeds at once."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def computed(fed: Sequence[Continuation], batch_size: int) -> int:
+    """Returns the positions that `scored` computes for rows that feed these, with padding."""
+    parts = in_parts([len(pair.fed) for pair in fed], batch_size)
+    return sum(len(part) * max(part) for part in parts)
 
 
 def likelihood(logits: Tensor, targets: Tensor) -> Likelihood:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from quantkit.calib_sets.text import bos_tokens
-from quantkit.errors import InputError
+from quantkit.errors import InputError, ProbeError
 from quantkit.tasks.continuations import (
     Continuation,
     encoded,
@@ -146,10 +146,19 @@ class HarnessModel(_MODEL.LM):  # type: ignore[misc]
         return [found[0] for found in self._scored(windows)]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Returns what greedy decoding writes after each context."""
+        """Returns what greedy decoding writes after each context.
+
+        Raises:
+            ProbeError: the model computes NaN after one of them.
+        """
         prompts = [self._encoder.prompt(*request.args) for request in requests]
-        found = zip(prompts, self.written(prompts), strict=True)
-        return [self._encoder.text(prompt, ids) for prompt, ids in found]
+        texts = []
+        for request, prompt, ids in zip(requests, prompts, self.written(prompts), strict=True):
+            if ids is None:
+                said = str(request.args[0])[-40:]
+                raise ProbeError(f"after {said!r} the model computes NaN: it writes no text.")
+            texts.append(self._encoder.text(prompt, ids))
+        return texts
 
     def _scored(self, texts: Sequence[Sequence[Continuation]]) -> list[tuple[float, bool]]:
         """Returns the sum over the parts of each text, and whether all are greedy."""
@@ -166,9 +175,12 @@ class HarnessModel(_MODEL.LM):  # type: ignore[misc]
             start += len(text)
         return sums
 
-    def written(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Returns the token ids that greedy decoding writes after each prompt."""
+    def written(self, prompts: Sequence[Prompt]) -> list[list[int] | None]:
+        """Returns the token ids that greedy decoding writes after each prompt; None where a logit
+        that decides one of them is NaN.
+        """
         found: list[list[int]] = [[] for _ in prompts]
+        broken: set[int] = set()
         for batch in planned([len(prompt.ids) for prompt in prompts], self._batch_size):
             active = list(batch)
             while active:
@@ -178,10 +190,14 @@ class HarnessModel(_MODEL.LM):  # type: ignore[misc]
                 with torch.inference_mode():
                     logits = self._forward(padded_rows(rows), torch.tensor(positions))
                 for row, index in enumerate(active):
-                    token = logits[row, positions.index(lasts[row])].argmax()
-                    found[index].append(int(token))
-                active = [i for i in active if not self._is_done(prompts[i], found[i])]
-        return found
+                    own = logits[row, positions.index(lasts[row])]
+                    found[index].append(int(own.argmax()))
+                    if own.isnan().any():
+                        broken.add(index)
+                active = [
+                    i for i in active if i not in broken and not self._is_done(prompts[i], found[i])
+                ]
+        return [None if index in broken else ids for index, ids in enumerate(found)]
 
     def _is_done(self, prompt: Prompt, written: list[int]) -> bool:
         if len(written) >= prompt.limit or written[-1] == self._encoder.tokenizer.eos_token_id:

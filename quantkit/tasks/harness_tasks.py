@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantkit.errors import InputError, suggest
-from quantkit.tasks.choice_items import sampled
+from quantkit.tasks.items import sampled
 
 SHOTS_SEED: Final = 1234
 """What the harness draws few-shot examples with."""

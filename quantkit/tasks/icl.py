@@ -14,13 +14,18 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quantkit.errors import InputError
 from quantkit.jobs.tasks import IclSpec
 from quantkit.results import DataInfo
-from quantkit.tasks.continuations import Continuation, likelihood, padded, planned, tokenized
+from quantkit.tasks.continuations import (
+    Continuation,
+    FedRow,
+    computed,
+    planned,
+    scored,
+    tokenized,
+)
 from quantkit.tasks.icl_items import IclItem, icl_item
 from quantkit.tasks.items import item_hash, pairs_info
 from quantkit.tasks.task import Metric, Rows, Scores, TextForward
@@ -33,10 +38,10 @@ Prompt = tuple[Continuation, ...]
 class Icl:
     """The task: `accuracy` over questions, each asked in every order.
 
-    Its rows have a column an order: 1 where the label is right, 0 where another is as likely. The
-    orders of one question depend on each other, so that the test against chance counts the first
-    alone. Time: a forward pass a question and order; as many as labels where the tokenizer has no
-    single token for each of them.
+    Its rows have a column an order: 1 where the label is right, 0 where another is as likely, NaN
+    where the log-probability of one of the labels is. The orders of one question depend on each
+    other, so that the test against chance counts the first alone. Time: a forward pass a question
+    and order; as many as labels where the tokenizer has no single token for each of them.
 
     Attributes:
         prompts: `[items][orders]`.
@@ -59,13 +64,19 @@ class Icl:
         seed: int = 0,
         batch_size: int = 4,
         seq_len: int = 512,
+        max_length: int | None = None,
         bos: str = "auto",
     ) -> Self:
         """Returns the task for one tokenizer.
 
+        Args:
+            seq_len: Tokens that a prompt may have, its answer included.
+            max_length: Positions that the model has; it may have no more than these either.
+
         Raises:
-            InputError: a prompt is longer than `seq_len` tokens, no tokenizer.
+            InputError: a prompt is longer than that, no tokenizer.
         """
+        limit = seq_len if max_length is None else min(seq_len, max_length)
         items = tuple(
             icl_item(
                 index, seed=seed, labels=spec.labels, shots=spec.shots, orders=spec.orders
@@ -76,8 +87,16 @@ class Icl:
         for item in items:
             prompts = tuple(_prompt(item, order, tokenizer, bos) for order in range(spec.orders))
             longest = max(_length(prompt) for prompt in prompts)
-            if longest > seq_len:
-                raise InputError(_too_long(spec, item, tokenizer, bos, longest, seq_len))
+            if longest > limit:
+                fitting = _fitting(spec, item, tokenizer, bos, limit)
+                hint = f"shots={fitting}" if fitting >= spec.labels else "fewer labels"
+                where = "positions of the model"
+                if limit == seq_len:
+                    where, hint = "of --seq-len", f"{hint}, or more tokens"
+                raise InputError(
+                    f"task {spec}: a prompt has {longest} tokens, and about {fitting} shots fit in "
+                    f"the {limit} {where}: give {hint}."
+                )
             made.append(prompts)
         return cls(spec=spec, items=items, prompts=tuple(made), batch_size=batch_size, bos=bos)
 
@@ -108,7 +127,7 @@ class Icl:
     def tokens(self) -> tuple[int, ...]:
         """Positions of each batch, padding included."""
         return tuple(
-            sum(len(part) * max(len(fed.fed) for fed, _ in part) for part in self._parts(items))
+            computed([fed for fed, _ in self._fed(items)], self.batch_size)
             for items in self.batches
         )
 
@@ -125,19 +144,14 @@ class Icl:
 
     def run(self, forward: TextForward, items: Sequence[int]) -> Rows:
         """Returns which labels are right, `[items, orders]`."""
-        said: list[float] = []
-        for part in self._parts(items):
-            positions = sorted({n for _, pairs in part for pair in pairs for n in pair.positions})
-            with torch.inference_mode():
-                logits = forward(padded([fed for fed, _ in part]), torch.tensor(positions))
-            for row, (_, pairs) in enumerate(part):
-                said += [_log_probability(logits[row], positions, pair) for pair in pairs]
-        by_label = np.array(said).reshape(len(items), self.spec.orders, self.spec.labels)
+        found = scored(forward, self._fed(items), batch_size=self.batch_size)
+        said = np.array([likely.log_probability for likely in found])
+        by_label = said.reshape(len(items), self.spec.orders, self.spec.labels)
         answers = np.array([self.items[item].answer for item in items])
         own = np.take_along_axis(by_label, answers[:, None, None], 2)
-        # a tie is no answer, and NaN is below nothing
-        right: Rows = ((by_label < own).sum(2) == self.spec.labels - 1).astype(np.float64)
-        return right
+        right = (by_label < own).sum(2) == self.spec.labels - 1  # a tie is no answer
+        rows: Rows = np.where(np.isnan(by_label).any(2), np.nan, right)
+        return rows
 
     def scores(self, rows: Rows) -> Scores:
         """Returns the accuracy; details are the spread of the orders' accuracies, `order_sd` with
@@ -163,28 +177,22 @@ class Icl:
                     chance=1 / self.spec.labels,
                     trials=True,
                     successes=rows[:, 0],
+                    is_share=True,
                 ),
             ),
             details=spread,
         )
 
-    def _parts(self, items: Sequence[int]) -> list[list[tuple[Continuation, Prompt]]]:
-        """Returns what is fed at once, each with the label words that it decides."""
-        flat: list[tuple[Continuation, Prompt]] = []
+    def _fed(self, items: Sequence[int]) -> list[FedRow]:
+        """Returns what is fed for these questions, each with the label words that it decides."""
+        found: list[FedRow] = []
         for item in items:
             for prompt in self.prompts[item]:
                 if all(pair.fed == prompt[0].fed for pair in prompt):
-                    flat.append((prompt[0], prompt))
+                    found.append((prompt[0], prompt))
                 else:
-                    flat += [(pair, (pair,)) for pair in prompt]
-        size = self.batch_size
-        return [flat[start : start + size] for start in range(0, len(flat), size)]
-
-
-def _log_probability(logits: Tensor, positions: list[int], pair: Continuation) -> float:
-    first = positions.index(pair.positions.start)
-    own = logits[first : first + len(pair.positions)]
-    return likelihood(own, torch.tensor(pair.continuation)).log_probability
+                    found += [(pair, (pair,)) for pair in prompt]
+        return found
 
 
 def _prompt(item: IclItem, order: int, tokenizer: Any, bos: str) -> Prompt:
@@ -201,16 +209,11 @@ def _length(prompt: Prompt) -> int:
     return max(len(pair.context) + len(pair.continuation) for pair in prompt)
 
 
-def _too_long(
-    spec: IclSpec, item: IclItem, tokenizer: Any, bos: str, longest: int, seq_len: int
-) -> str:
+def _fitting(spec: IclSpec, item: IclItem, tokenizer: Any, bos: str, limit: int) -> int:
+    """Returns how many shots, in the order that they were drawn, a prompt has room for."""
+
     def size(shots: int) -> int:
         kept = tuple(range(shots))
         return _length(_prompt(replace(item, orders=(kept,)), 0, tokenizer, bos))
 
-    fitting = bisect_right(range(1, spec.shots + 1), seq_len, key=size)
-    hint = f"shots={fitting}" if fitting >= spec.labels else "fewer labels"
-    return (
-        f"task {spec}: a prompt has {longest} tokens, and about {fitting} shots fit in the "
-        f"{seq_len} of --seq-len: give {hint}, or more tokens."
-    )
+    return bisect_right(range(1, spec.shots + 1), limit, key=size)

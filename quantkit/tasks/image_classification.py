@@ -37,9 +37,9 @@ _HEAD: Final = "ForImageClassification"
 class ImageClassification:
     """The task: `top1`, and `top5` where the model has more than ten classes.
 
-    Its rows have a column a metric: 1 for a hit. An image counts as a hit where fewer than k
-    classes are at least as likely as its own: a tie with a wrong one is none. Time: a forward pass
-    a batch; images are read again for each.
+    Its rows have a column a metric: 1 for a hit, NaN where the model says none of a class. An image
+    counts as a hit where fewer than k other classes are at least as likely as its own: a tie with
+    a wrong one is none. Time: a forward pass a batch; images are read again for each.
 
     Attributes:
         labels: The class of each image, an index into the model's classes.
@@ -132,8 +132,10 @@ class ImageClassification:
         with torch.inference_mode():
             logits = forward(torch.stack(inputs)).double().cpu().numpy()
         own = np.take_along_axis(logits, self.labels[list(items), None], 1)
-        before = (~(logits < own)).sum(1) - 1  # of the others; NaN is below nothing
-        return np.stack([before < k for k in self._ks], 1).astype(np.float64)
+        before = (logits >= own).sum(1) - 1  # of the others
+        hits = np.stack([before < k for k in self._ks], 1)
+        rows: Rows = np.where(np.isnan(logits).any(1, keepdims=True), np.nan, hits)
+        return rows
 
     def scores(self, rows: Rows) -> Scores:
         """Returns the accuracies; chance is a class of the model's at random."""
@@ -145,6 +147,7 @@ class ImageClassification:
                     weight=np.ones(len(rows)),
                     chance=k / self.classes,
                     trials=True,
+                    is_share=True,
                 )
                 for column, k in enumerate(self._ks)
             )

@@ -1,4 +1,4 @@
-"""What results say of items that are contexts with continuations: their hashes and sizes."""
+"""Items of any task: which of many are measured, and what results say of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ import hashlib
 import json
 import platform
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from quantkit.calib_sets.check import SetInfo, set_fields
+from quantkit.calib_sets.content import drawn
 from quantkit.results import DataInfo
 from quantkit.tasks.continuations import Continuation
 
+T = TypeVar("T")
+
 _HASH_DIGITS: Final = 16
+
+
+def sampled(items: list[T], limit: int, seed: int) -> list[T]:
+    """Returns `limit` items, drawn by `seed` where there are more, in the order they came in.
+
+    Drawn and not the first, since files are often sorted by kind.
+    """
+    if len(items) <= limit:
+        return items
+    chosen = sorted(drawn(list(range(len(items))), limit, seed, "the task"))
+    return [items[index] for index in chosen]
 
 
 def item_hash(*parts: Any) -> str:

@@ -5,7 +5,8 @@ answers are kept as numbers - log-likelihoods, or the tokens that it wrote -, so
 deal samples out, keep them and resample them: intervals are a sweep's own, not the harness's.
 
 What is the harness's own: no chat template, as many shots as the task says, drawn with its usual
-seed. What is not: of a task with more samples than asked for they are drawn, not the first ones.
+seed; of choices that are equally likely it takes the first, where quantkit's own tasks count a tie
+as wrong. What is not: of a task with more samples than asked for they are drawn, not the first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -26,8 +27,12 @@ from quantkit.tasks.harness_tasks import first_line, loaded_task, quiet, request
 from quantkit.tasks.items import fed_info, item_hash
 from quantkit.tasks.task import Metric, Rows, Scores, TextForward
 
+if TYPE_CHECKING:  # it imports the harness, which is optional
+    from quantkit.tasks.harness_model import Encoder
+
 _NO_TOKEN: Final = -1.0
-_CHOICE_METRICS: Final = ("acc", "acc_norm", "acc_bytes")
+_CHOICE_METRICS: Final = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info")
+_MEANS: Final = ("mean", "nanmean")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +40,8 @@ class LmEval:
     """A task of the harness with its samples.
 
     A row has the same number of columns for each of a sample's requests: log-likelihood and whether
-    it is what greedy decoding writes; or the tokens that were written, -1 after the last.
+    it is what greedy decoding writes; or the tokens that were written, -1 after the last, NaN where
+    the model says no numbers to choose one by.
 
     Attributes:
         name: As the specification.
@@ -47,7 +53,7 @@ class LmEval:
     name: str
     task: Any
     requests: tuple[tuple[Any, ...], ...]
-    encoder: Any
+    encoder: Encoder
     batch_size: int
     width: int
     item_hashes: tuple[str, ...]
@@ -152,7 +158,8 @@ class LmEval:
         for kind, where in places.items():
             asked = [self.requests[items[row]][column] for row, column in where]
             if kind == "generate_until":
-                answers = model.written([self.encoder.prompt(*request.args) for request in asked])
+                written = model.written([self.encoder.prompt(*request.args) for request in asked])
+                answers = [[math.nan] * self.width if ids is None else ids for ids in written]
             elif kind == "loglikelihood_rolling":
                 answers = [(value, 0.0) for value in model.loglikelihood_rolling(asked)]
             else:
@@ -232,14 +239,17 @@ class LmEval:
 
     def _metric(self, name: str, shown: str, values: Sequence[Any]) -> Metric | None:
         """Returns the metric where the harness averages it, also as a logarithm; else None."""
-        how = getattr(self.task.aggregation().get(name), "__name__", "mean")
+        aggregation = self.task.aggregation().get(name)
+        # the harness averages what names none; of one without a name nothing is known
+        how = "mean" if aggregation is None else getattr(aggregation, "__name__", "")
         pairs = [_parts(how, value) for value in values]
         if any(pair is None for pair in pairs):
             return None
         total, weight = np.array(pairs, dtype=np.float64).T
+        is_binary = how in _MEANS and bool(np.isin(total[weight > 0], (0, 1)).all())
         chance = None
         if self.task.OUTPUT_TYPE == "multiple_choice" and name in _CHOICE_METRICS:
-            chance = float(np.mean([1 / len(own) for own in self.requests]))
+            chance = self._chance()
         return Metric(
             name=shown,
             total=total,
@@ -247,8 +257,21 @@ class LmEval:
             link="exp" if how in ("perplexity", "weighted_perplexity") else "identity",
             higher_is_better=bool(self.task.higher_is_better().get(name, True)),
             chance=chance,
-            trials=chance is not None,
+            # a sample that has no value is no trial
+            trials=chance is not None and is_binary and bool((weight > 0).all()),
+            is_share=is_binary,
         )
+
+    def _chance(self) -> float:
+        """Returns the mean share of right choices: of several right ones each will do."""
+        shares = []
+        for own in self.requests:
+            doc = own[0].doc
+            # not its requests, which are more where choices are also asked for without a context
+            count = len(self.task.doc_to_choice(doc))
+            right = self.task.doc_to_target(doc) if self.task.multiple_target else None
+            shares.append((len(set(right)) if isinstance(right, list) else 1) / count)
+        return float(np.mean(shares))
 
 
 def _parts(how: str, value: Any) -> tuple[float, float] | None:
@@ -264,4 +287,4 @@ def _parts(how: str, value: Any) -> tuple[float, float] | None:
         return -float(value), 1.0
     if how == "nanmean" and math.isnan(value):
         return 0.0, 0.0
-    return (float(value), 1.0) if how in ("mean", "nanmean") else None
+    return (float(value), 1.0) if how in _MEANS else None

@@ -3,7 +3,8 @@
 `acc_norm` divides an ending's log-likelihood by its length, since a longer one is less likely for
 being longer; `acc` does not. The length is that of the ending alone in bytes of UTF-8. EleutherAI's
 harness means the same by `acc_norm` but counts characters, and calls bytes `acc_bytes`: in ASCII
-all three are one.
+all three are one. Where another ending is as likely as the right one, that is no answer and counts
+as wrong; the harness takes the first of them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from quantkit.calib_sets.check import SetInfo
 from quantkit.calib_sets.plain_text import documents_of, joined
 from quantkit.jobs.tasks import MultipleChoiceSpec
 from quantkit.results import DataInfo
-from quantkit.tasks.choice_items import Item, made_from, read_items, sampled
-from quantkit.tasks.continuations import Continuation, log_likelihoods, planned, tokenized
-from quantkit.tasks.items import item_hash, pairs_info
+from quantkit.tasks.choice_items import Item, made_from, read_items
+from quantkit.tasks.continuations import (
+    Continuation,
+    computed,
+    log_likelihoods,
+    planned,
+    tokenized,
+)
+from quantkit.tasks.items import item_hash, pairs_info, sampled
 from quantkit.tasks.task import Metric, Rows, Scores, TextForward
 
 _METRICS: Final = ("acc_norm", "acc")
@@ -29,7 +36,7 @@ _METRICS: Final = ("acc_norm", "acc")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MultipleChoice:
-    """Items with endings. Rows: 1 where the likeliest ending is the right one, for each metric.
+    """Items with endings. Rows: 1 where the right ending is likelier than any other, by metric.
 
     Attributes:
         name: As the specification; `source`: where the items come from.
@@ -54,7 +61,7 @@ class MultipleChoice:
         tokenizer: Any,
         *,
         text_source: str,
-        start: int = 0,
+        seen: str = "",
         items: int = 100,
         seed: int = 0,
         batch_size: int = 4,
@@ -66,7 +73,7 @@ class MultipleChoice:
         Args:
             text_source: What items are made from where the specification names no file: a named
                 set, a file, a folder or a `.jsonl`.
-            start: Characters of it that calibration has seen.
+            seen: Text that calibration has seen: no item is made of its paragraphs.
             items: How many; of a file that has more they are drawn by `seed`.
             max_length: Positions that the model takes.
 
@@ -80,7 +87,7 @@ class MultipleChoice:
         else:
             documents = documents_of(text_source)
             named = documents.named
-            chosen = made_from(joined(documents), items=items, seed=seed, start=start)
+            chosen = made_from(joined(documents), items=items, seed=seed, seen=seen)
         pairs = (
             tuple(
                 tokenized(tokenizer, item.ctx, _joint(item, ending), bos=bos, max_length=max_length)
@@ -118,13 +125,10 @@ class MultipleChoice:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Positions that each batch computes."""
-        found = []
-        for batch in self.batches:
-            lengths = [len(pair.fed) for index in batch for pair in self.pairs[index]]
-            starts = range(0, len(lengths), self.batch_size)
-            parts = (lengths[start : start + self.batch_size] for start in starts)
-            found.append(sum(len(part) * max(part) for part in parts))
-        return tuple(found)
+        return tuple(
+            computed([pair for index in batch for pair in self.pairs[index]], self.batch_size)
+            for batch in self.batches
+        )
 
     @property
     def data(self) -> DataInfo:
@@ -148,8 +152,8 @@ class MultipleChoice:
             likely = np.array([next(found).log_probability for _ in item.endings])
             sizes = np.array([len(ending.encode()) for ending in item.endings])
             for column, values in enumerate((likely / sizes, likely)):
-                # of equal ones the first
-                right = float(values.argmax() == item.label)
+                # no other is as likely
+                right = float((values >= values[item.label]).sum() == 1)
                 rows[row, column] = math.nan if np.isnan(values).any() else right
         return rows
 
@@ -159,7 +163,14 @@ class MultipleChoice:
         weight = np.ones(len(rows))
         return Scores(
             metrics=tuple(
-                Metric(name=name, total=rows[:, column], weight=weight, chance=chance, trials=True)
+                Metric(
+                    name=name,
+                    total=rows[:, column],
+                    weight=weight,
+                    chance=chance,
+                    trials=True,
+                    is_share=True,
+                )
                 for column, name in enumerate(_METRICS)
             )
         )

@@ -5,11 +5,13 @@ chosen depths and context lengths. The samples are `calib_sets.retrieval`'s, but
 calibration set can hold. All R questions are asked in one prompt, one after the other; a sample is
 right when greedy decoding gives all R numbers.
 
-One forward pass of the whole text, true answers included, decides that exactly. Up to its first
-wrong token a model has written the true text, so that it would have been given the same context:
-all answers are right under decoding if and only if each of their tokens is the argmax after the
-true ones. After a wrong answer the two part; the share of right answers, `query_accuracy`, is
-therefore said with the true earlier ones given.
+One forward pass of the whole text, true answers included, decides that. Up to its first wrong token
+a model has written the true text, so that it would have been given the same context: it writes the
+tokens of all answers if and only if each of them is the argmax after the true ones. The numbers in
+other tokens do not count, and a longer number that begins with the right one does. With dynamic
+`tensor` and `head` scales, which see the true answers too, it is not exact; with `row` and static
+ones it is (`continuations.py`). After a wrong answer decoding and this part; the share of right
+answers, `query_accuracy`, is therefore said with the true earlier ones given.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
-import torch
 
 from quantkit.calib_sets.retrieval import RetrievalSample, retrieval_sample
 from quantkit.errors import InputError
@@ -37,7 +38,16 @@ from quantkit.tasks.attention_mass import (
     prompt_parts,
     token_characters,
 )
-from quantkit.tasks.continuations import Continuation, likelihood, padded, planned, tokenized
+from quantkit.tasks.continuations import (
+    Continuation,
+    FedRow,
+    computed,
+    in_parts,
+    padded,
+    planned,
+    scored,
+    tokenized,
+)
 from quantkit.tasks.items import item_hash, pairs_info
 from quantkit.tasks.task import Metric, Rows, Scores, TextForward
 
@@ -64,7 +74,7 @@ class Asked:
     pairs: tuple[Continuation, ...]
 
     @cached_property
-    def rows(self) -> tuple[tuple[Continuation, tuple[Continuation, ...]], ...]:
+    def rows(self) -> tuple[FedRow, ...]:
         """What is fed, with the questions that it decides: all of them at once where the tokens of
         each are the beginning of the last one's, which a token across their border prevents.
         """
@@ -80,7 +90,8 @@ class Asked:
 class Needles:
     """The task: `exact_match` over samples, `query_accuracy` over their questions.
 
-    Its rows have a column a question: 1 where its answer is right. Time: a forward pass a sample.
+    Its rows have a column a question: 1 where its answer is right, NaN where the model says no
+    numbers there. Time: a forward pass a sample.
     """
 
     spec: NeedlesSpec
@@ -101,17 +112,26 @@ class Needles:
         seed: int = 0,
         batch_size: int = 4,
         seq_len: int = 512,
+        max_length: int | None = None,
         bos: str = "auto",
     ) -> Self:
         """Returns the task for one tokenizer: each prompt is as long as the limit allows.
 
         Args:
             seq_len: The limit in tokens, answers included, where the specification gives none.
+            max_length: Positions that the model has; the limit is at most this.
 
         Raises:
-            InputError: the limit is too short for the needles and questions, no tokenizer.
+            InputError: the specification asks for more tokens than the model has positions, the
+                limit is too short for the needles and questions, no tokenizer.
         """
-        limit = spec.tokens or seq_len
+        room = math.inf if max_length is None else max_length
+        if spec.tokens is not None and spec.tokens > room:
+            raise InputError(
+                f"task {spec}: {spec.tokens} tokens are more than the {max_length} positions of "
+                f"the model: give tokens={max_length} or fewer."
+            )
+        limit = int(min(spec.tokens or seq_len, room))
         made = []
         for index in range(samples):
             depth = spec.depths[index % len(spec.depths)]
@@ -145,7 +165,7 @@ class Needles:
     def tokens(self) -> tuple[int, ...]:
         """Positions of each batch, padding included."""
         return tuple(
-            sum(len(part) * max(len(fed.fed) for _, fed, _ in part) for part in self._parts(items))
+            computed([fed for fed, _ in self._fed(items)], self.batch_size)
             for items in self.batches
         )
 
@@ -164,20 +184,9 @@ class Needles:
         """Returns which answers greedy decoding gives, `[items, queries]`, the true earlier ones
         given.
         """
-        right: dict[int, list[float]] = {item: [] for item in items}
-        for part in self._parts(items):
-            positions = sorted(
-                {n for _, _, pairs in part for pair in pairs for n in pair.positions}
-            )
-            with torch.inference_mode():
-                logits = forward(padded([fed for _, fed, _ in part]), torch.tensor(positions))
-            for row, (item, _, pairs) in enumerate(part):
-                for pair in pairs:
-                    first = positions.index(pair.positions.start)
-                    found = logits[row, first : first + len(pair.positions)]
-                    answer = torch.tensor(pair.continuation)
-                    right[item].append(float(likelihood(found, answer).is_greedy))
-        return np.array([right[item] for item in items])
+        found = scored(forward, self._fed(items), batch_size=self.batch_size)
+        right = np.array([likely.greedy_or_nan for likely in found])
+        return right.reshape(len(items), self.spec.queries)
 
     def scores(self, rows: Rows) -> Scores:
         """Returns the accuracies; `exact_match at D` for each depth D that has samples."""
@@ -196,12 +205,14 @@ class Needles:
                     weight=np.ones(count),
                     chance=math.prod(each),
                     trials=True,
+                    is_share=True,
                 ),
                 Metric(
                     name="query_accuracy",
                     total=rows.sum(1),
                     weight=np.full(count, float(spec.queries)),
                     chance=sum(each) / len(each),
+                    is_share=True,
                 ),
             ),
             details={
@@ -221,11 +232,16 @@ class Needles:
             InputError: a tokenizer that does not say where its tokens stand in the text.
             ProbeError: attention that cannot be seen.
         """
-        parts = [part for items in self.batches for part in self._parts(items)]
-        masses = attention_mass(
-            model, ((padded([fed for _, fed, _ in part]), self._looks(part)) for part in parts)
-        )
-        asked = (item for part in parts for item, _, pairs in part for _ in pairs)
+        parts = [
+            part
+            for items in self.batches
+            for part in in_parts(
+                [(item, row) for item in items for row in self.samples[item].rows], self.batch_size
+            )
+        ]
+        fed = (padded([fed for _, (fed, _) in part]) for part in parts)
+        masses = attention_mass(model, zip(fed, map(self._looks, parts), strict=True))
+        asked = (item for part in parts for item, (_, pairs) in part for _ in pairs)
         found: dict[float, list[Masses]] = {}
         for item, mass in zip(asked, masses, strict=True):
             found.setdefault(self.samples[item].depth_frac, []).append(mass)
@@ -242,16 +258,14 @@ class Needles:
             for row, kind in enumerate(KINDS)
         ]
 
-    def _parts(self, items: Sequence[int]) -> list[_Part]:
-        """Returns what is fed at once: (item, what is fed, the questions it decides)."""
-        flat = [(item, fed, pairs) for item in items for fed, pairs in self.samples[item].rows]
-        size = self.batch_size
-        return [flat[start : start + size] for start in range(0, len(flat), size)]
+    def _fed(self, items: Sequence[int]) -> list[FedRow]:
+        """Returns what is fed for these samples, with the questions that it decides."""
+        return [row for item in items for row in self.samples[item].rows]
 
-    def _looks(self, part: _Part) -> list[Look]:
-        """Returns one look a question, in order."""
+    def _looks(self, part: Sequence[tuple[int, FedRow]]) -> list[Look]:
+        """Returns one look a question, in order; a part is rows with the samples they are of."""
         found = []
-        for row, (item, fed, pairs) in enumerate(part):
+        for row, (item, (fed, pairs)) in enumerate(part):
             asked = self.samples[item]
             text = _texts(asked.sample)[asked.pairs.index(fed)]
             tokens = len(fed.context) + len(fed.continuation)
@@ -263,9 +277,6 @@ class Needles:
                 )
                 found.append(Look(row=row, position=position, parts=parts))
         return found
-
-
-_Part = list[tuple[int, Continuation, tuple[Continuation, ...]]]
 
 
 def _texts(sample: RetrievalSample) -> list[str]:
@@ -306,7 +317,7 @@ def _longest(
     if size(1) > limit:
         raise InputError(
             f"task {spec}: {limit} tokens are too few; with one sentence around the needles a "
-            f"prompt has {size(1)}. Give more: tokens=N, or --seq-len."
+            f"prompt has {size(1)}. Give more, as far as the model goes: tokens=N, or --seq-len."
         )
     # more sentences are the same ones and more behind them, so that the size only grows
     most = max(1, limit // _LEAST_TOKENS)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from quantkit.calib_sets import TokenBatch
-from quantkit.results import AttentionMass, DataInfo
+from quantkit.results import DataInfo
 
 Rows = NDArray[np.float64]
 """One row an item, `[items, columns]`; what the columns are is the task's own."""
@@ -51,6 +51,8 @@ class Metric:
             `len(total)` and `total.sum()`, so that an exact test against chance can be made.
         successes: 0 or 1 a unit, what such a test counts instead of `total` where that has several
             trials a unit, which depend on each other (`icl`: the first order's).
+        is_share: Whether every unit's own figure lies in [0, 1] by definition: an accuracy, a rate.
+            A figure that happens to, such as 0.9 bits per byte, is none.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Metric:
     chance: float | None = None
     trials: bool = False
     successes: NDArray[np.float64] | None = None
+    is_share: bool = False
 
     @property
     def value(self) -> float:
@@ -116,10 +119,3 @@ class Task(Protocol[F]):
 
     def scores(self, rows: Rows) -> Scores:
         """Returns the figures over all items' rows, in the order of the items."""
-
-
-class MeasuresAttention(Protocol):
-    """A task that also looks at where a model attends (`needles`)."""
-
-    def attention(self, model: Any, name: str) -> list[AttentionMass]:
-        """Returns where the model looks, by depth; `name` is the model's in results."""

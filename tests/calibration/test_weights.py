@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from quantkit.calibration import (
     WeightPlan,
@@ -166,13 +167,22 @@ def test_nan_in_a_weight_is_named(tiny_llama: Any) -> None:
         choose_weight_ranges(tiny_llama, plan())
 
 
-def test_other_kinds_of_layers_have_none() -> None:
-    """GPT-2's Conv1D holds its weight transposed; recipes leave it alone, and so does this."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2)
-    found, _ = choose_weight_ranges(GPT2LMHeadModel(config), plan())
-    assert found.absmax == {}
+@pytest.mark.parametrize(("words", "step"), [("channel", 64), ("group:6", 6)])
+def test_conv1d_is_seen_as_the_linear_layer_it_is(words: str, step: int) -> None:
+    """GPT-2's weight is stored [in, out]; a channel is an output, a group lies along the inputs."""
+    config = GPT2Config(
+        vocab_size=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config)
+    found, figures = choose_weight_ranges(model, plan(words, "minmax"))
+    stored = {n: m.weight for n, m in model.named_modules() if isinstance(m, Conv1D)}
+    assert len(stored) == 8 and found.absmax.keys() == figures.keys() == stored.keys()
+    for name, weight in stored.items():
+        size = np.abs(weight.detach().numpy())  # [in, out]
+        starts = range(0, len(size), step)
+        expected = np.stack([size[at : at + step].max(0) for at in starts], axis=1)
+        assert np.array_equal(found.absmax[name].numpy(), expected), name
+        assert figures[name].sqnr_db == figures[name].absmax_sqnr_db > 0
 
 
 def test_layers_that_share_a_weight_share_its_ranges() -> None:

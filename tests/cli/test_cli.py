@@ -224,7 +224,8 @@ def test_results_go_to_stdout_and_talk_to_stderr(
 def test_compare_prints_both_tables_and_writes_the_report(pipelines: Pipelines) -> None:
     code, out, _ = invoke("compare", "a", "b")
     assert code == 0
-    for words in ("Table 5", "Sweep:", str(pipelines.folder / "report.html"), "report.md"):
+    pages = ("report.html", "report.md", "sweep-perplexity.svg")
+    for words in ("Table 5", "Sweep:", *(str(pipelines.folder / page) for page in pages)):
         assert words in out
     assert (pipelines.folder / "report.html").is_file()
 
@@ -276,7 +277,8 @@ def test_report(tmp_path: Path) -> None:
     shutil.copytree(V1, tmp_path / "run")
     code, out, _ = invoke("report", str(tmp_path / "run"))
     assert code == 0
-    assert out.split() == [str(tmp_path / "run" / f"report.{kind}") for kind in ("html", "md")]
+    files = ("report.html", "report.md", "sweep-perplexity.svg")
+    assert out.split() == [str(tmp_path / "run" / name) for name in files]
     code, out, _ = invoke(
         "report", str(V1 / "base"), str(V1 / "diff"), "--out", str(tmp_path / "both"), "--quiet"
     )

@@ -1,4 +1,4 @@
-"""Two tiny models, each exported once; ranges seen on their own batches."""
+"""Three tiny models, each exported once; ranges seen on their own batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch import Tensor
 from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
 )
 
 from quantkit.exporting import export_float
-from quantkit.probes import Activation, AttentionLogits, attach, linear_modules
+from quantkit.models import projection_modules
+from quantkit.probes import Activation, AttentionLogits, attach
 from quantkit.results import Range
 
 VOCABULARY = 128
@@ -41,7 +44,7 @@ class Exported:
 
     @property
     def linears(self) -> dict[str, torch.nn.Module]:
-        return dict(linear_modules(self.model))
+        return dict(projection_modules(self.model))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
@@ -74,6 +77,23 @@ def tiny(kind: str) -> PreTrainedModel:
     model: PreTrainedModel
     if kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=VOCABULARY,
+                n_positions=256,
+                n_embd=64,
+                n_layer=2,
+                n_head=4,
+                initializer_range=0.15,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+        with torch.no_grad():  # a new model's biases are 0
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias"):
+                    parameter.normal_(std=0.1)
     else:
         model = DiffLlamaForCausalLM(DiffLlamaConfig(**sizes))
     model.set_attn_implementation("sdpa")

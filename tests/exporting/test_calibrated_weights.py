@@ -36,8 +36,8 @@ def test_the_graph_holds_the_simulations_weights(
     kind: str, recipe: str, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
     case, parsed = exported(kind), Recipe.parse(recipe)
-    assert parsed.weights is not None
-    ranges = ranges_of(case, "channel", parsed.weights)
+    assert parsed.weight_bits is not None
+    ranges = ranges_of(case, "channel", parsed.weight_bits)
     graph, infos = quantize_graph(
         case.path,
         module_linears=case.linears,
@@ -54,7 +54,7 @@ def test_the_graph_holds_the_simulations_weights(
                 values[f"{name}.weight_{what}"].const_value.numpy()  # type: ignore[union-attr]
                 for what in ("quantized", "scale")
             )
-            steps = 2 ** (parsed.weights - 1) - 1
+            steps = 2 ** (parsed.weight_bits - 1) - 1
             assert np.array_equal(scale, ranges.absmax[name].numpy()[:, 0] / np.float32(steps)), (
                 name
             )

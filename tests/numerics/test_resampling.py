@@ -30,6 +30,7 @@ class Figure:
     total: Array
     weight: Array
     link: Literal["identity", "exp"] = "identity"
+    is_share: bool = False
 
     @property
     def value(self) -> float:
@@ -46,7 +47,7 @@ def texts(n: int, seed: int, *, factor: float = 1.0) -> Figure:
 
 
 def outcomes(right: Array) -> Figure:
-    return Figure(right.astype(np.float64), np.ones(len(right)))
+    return Figure(right.astype(np.float64), np.ones(len(right)), is_share=True)
 
 
 def level(a: Figure, b: Figure, *, margin: float, higher_is_better: bool = True) -> bool:
@@ -130,9 +131,26 @@ def test_outcomes_that_are_all_equal_have_an_interval() -> None:
     assert bounds == pytest.approx(tango_interval(0, 0, 30))
 
 
+@pytest.mark.parametrize("scale", [0.9, 1.0, 1.1])
+def test_a_share_is_declared_and_not_seen_in_the_figures(scale: float) -> None:
+    """Bits per byte that lie below 1 have the percentiles alone, as those above it."""
+    n = 30
+    bits = np.random.default_rng(6).normal(scale, 0.02 * scale, n)
+    figure, other = Figure(bits, np.ones(n)), Figure(bits * 1.001, np.ones(n))
+    values, others = resampled(figure, 0), resampled(other, 0)
+    chosen = np.random.default_rng(0).integers(0, n, size=(RESAMPLES, n))
+    means = bits[chosen].mean(1)
+    assert interval(figure, values)[1:] == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
+    bounds = paired_interval(other, figure, others, values)
+    assert bounds == pytest.approx(tuple(0.001 * np.percentile(means, [2.5, 97.5])))
+    for margin, wanted in ((0.002 * scale, True), (0.0009 * scale, False)):
+        found = is_level(other, figure, bounds, margin=margin, higher_is_better=False)
+        assert found == wanted
+
+
 def test_unequal_weights_widen_the_bound() -> None:
     weight = np.array([1.0, 3.0] * 15)
-    right = Figure(weight, weight)
+    right = Figure(weight, weight, is_share=True)
     lo, hi = paired_interval(right, right, resampled(right, 0), resampled(right, 0))
     scale = 30 * 3 / 60
     wanted = tuple(scale * bound for bound in tango_interval(0, 0, 30))

@@ -22,12 +22,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from quantkit.calib_sets import text_slice
 from quantkit.errors import InputError
 from quantkit.jobs import CalibrateJob, SweepJob
-from quantkit.models import load
 from quantkit.pipelines import plan_sweep, run_calibrate, run_sweep
-from quantkit.pipelines.sweep_subjects import seen_characters
+from quantkit.pipelines.sweep_subjects import read_calibrated, subjects_of
+from quantkit.processes import Processes
 from quantkit.results import Cell, Sweep, read_json
 
 SIZES: dict[str, Any] = {
@@ -115,8 +114,14 @@ def test_every_task_of_text_side_by_side(make_model: Any, corpus: Path, tmp_path
     assert own == {(model, recipe) for model in ("a", "d") for recipe in recipes[1:]}
     across = [d for d in sweep.deltas if d.against_model]
     assert {(d.model, d.against_model) for d in across} == {("a", "d"), ("d", "a")}
-    # random weights: nobody can retrieve, and the sweep says so
-    assert "needles:queries=1:tokens=900: a is at chance" in sweep.headline
+    # random weights: nobody can retrieve, and the sweep says as much as three samples show
+    said = "needles:queries=1:tokens=900: a is not shown to be above chance"
+    assert said in sweep.headline
+    shares = {task.name.split(":")[0]: task.shares for task in sweep.tasks}
+    assert shares == {
+        "perplexity": [], "multiple-choice": ["acc_norm", "acc"],
+        "needles": ["exact_match", "query_accuracy"], "icl": ["accuracy"],
+    }  # fmt: skip
 
 
 def test_seeds_of_one_label_are_one_group(make_model: Any, corpus: Path, tmp_path: Path) -> None:
@@ -191,16 +196,67 @@ def test_each_model_has_its_own_ranges(make_model: Any, corpus: Path, tmp_path: 
         run_sweep(dataclasses.replace(job, models=(models[0],), out=str(tmp_path / "y")))
 
 
-def test_items_of_the_text_begin_behind_calibration(make_model: Any, corpus: Path) -> None:
-    loaded = load(make_model("a", 1))
-    text = corpus.read_text(encoding="utf-8")
-    for skip in (0, 3):
-        held = text_slice(
-            str(corpus), loaded.tokenizer, seq_len=64, samples=2, skip=skip, bos="never"
-        )
-        start = seen_characters(loaded, held)
-        assert start == 64 * skip  # a token is a byte
-        assert loaded.tokenizer.decode(held.ids[0]) == text[start : start + 64]
+def paragraphs(text: str) -> set[str]:
+    return {" ".join(part.split()) for part in text.split("\n\n")}
+
+
+@pytest.mark.parametrize("kind", ["running text", "documents", "inside another text"])
+def test_no_item_is_made_of_what_calibration_has_read(
+    make_model: Any, corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    model = make_model("a", 1)
+    parts = corpus.read_text(encoding="utf-8").split("\n\n")
+    source = evaluation = corpus
+    if kind == "documents":
+        source = evaluation = tmp_path / "texts.jsonl"
+        lines = [json.dumps({"text": "\n\n".join(parts[n : n + 4])}) for n in range(0, 40, 4)]
+        source.write_text("\n".join(lines), encoding="utf-8")
+    if kind == "inside another text":
+        source = tmp_path / "calibration.txt"
+        source.write_text("\n\n".join(parts[10:20]), encoding="utf-8")
+    # 4 blocks of 700 bytes: the first paragraphs, or the first four documents
+    job = CalibrateJob(
+        model=model, calib=str(source), seq_len=700, samples=4, out=str(tmp_path / "ranges")
+    )
+    run = str(run_calibrate(job))
+    read = (
+        parts[:16] if kind == "documents" else parts[10:13] if source != evaluation else parts[:3]
+    )
+    for ranges in ((), (run,)):
+        if not ranges and source != evaluation:
+            continue  # nothing says that it is a calibration's
+        more: dict[str, Any] = {"ranges": ranges} if ranges else {"calib": str(source)}
+        asked = SweepJob(
+            models=(model,), eval=str(evaluation), tasks=("multiple-choice",), items=20,
+            bits=(16,), recipes=("w8a8",) if ranges else ("w8",), seq_len=700, allow_overlap=True,
+            out=str(tmp_path / f"out{len(ranges)}"),
+            **(more if ranges else more | {"calib_samples": 4}),
+        )  # fmt: skip
+        subject = subjects_of(asked, read_calibrated(ranges), (), Processes())[0]
+        task: Any = subject.tasks[0]
+        assert len(task.items) == 20
+        used = " ".join(item.ctx + " " + item.endings[item.label] for item in task.items)
+        for paragraph in paragraphs("\n\n".join(read)):
+            for sentence in paragraph.split(". "):
+                assert sentence.rstrip(".") not in used
+
+
+def test_what_is_said_of_the_text_stands_at_its_tasks(
+    make_model: Any, corpus: Path, tmp_path: Path
+) -> None:
+    models = (make_model("a", 1), make_model("b", 2))
+    runs = tuple(ranges_of(model, corpus, tmp_path / f"r{n}") for n, model in enumerate(models))
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(corpus.read_bytes())
+    job = SweepJob(
+        models=models, eval=str(copy), samples=4, seq_len=64, ranges=runs, bits=(16,),
+        recipes=("w8a8",), tasks=("icl:shots=4", "perplexity"), items=2, allow_overlap=True,
+        out=str(tmp_path / "out"),
+    )  # fmt: skip
+    sweep = sweep_of(dataclasses.replace(job, seq_len=700, samples=2))
+    shared = {task.name: task.data.shared_blocks for task in sweep.tasks}
+    assert shared["icl:shots=4"] == 0 and shared["perplexity"] > 0
+    assert any(note.startswith("b, perplexity: ") for note in sweep.notes)
 
 
 def test_a_finished_sweep_is_not_computed_again_and_cells_outlive_a_stop(
@@ -318,6 +374,17 @@ def test_a_vision_model_and_a_task_of_images(tmp_path: Path) -> None:
         pytest.param({"range": ("fixed",)}, "--range does not take", id="range"),
         pytest.param({"grid": ("odd",)}, "--grid does not take", id="grid"),
         pytest.param({"items": 0}, "--items takes", id="no items"),
+        pytest.param({"items": 3}, "--items is not read", id="items of perplexity"),
+        pytest.param(
+            {"tasks": ("icl",), "samples": 3}, "--samples is not read", id="blocks of icl"
+        ),
+        pytest.param({"tasks": ("icl",), "eval": "x"}, "--eval is not read", id="text of icl"),
+        pytest.param(
+            {"bits": (16,), "range": ("static",)}, "--range is not read", id="range of no logits"
+        ),
+        pytest.param(
+            {"tasks": ("image-classification=x",), "bos": "never"}, "--bos", id="BOS of images"
+        ),
         pytest.param({"ranges": ("r",)}, "neither is given", id="ranges that nothing reads"),
         pytest.param({"recipes": ("kv4:static",)}, "kv4:static reads", id="static cache"),
         pytest.param({"recipes": ("w8x",)}, "is not `none`", id="recipe"),

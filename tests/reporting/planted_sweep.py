@@ -199,6 +199,7 @@ def planted(groups: tuple[str, ...] = GROUPS, seeds: int = SEEDS) -> Sweep:
                 items=COUNTS[task],
                 data=old.data,
                 sha256="7" * 64,
+                shares=[metric for metric in metrics if metric not in LOWER],
             )
             for task, metrics in METRICS.items()
         ],

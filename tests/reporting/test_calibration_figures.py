@@ -16,7 +16,7 @@ from quantkit.results import Calibration, write_json
 
 def rendered(folder: Path, result: Calibration) -> tuple[str, str]:
     write_json(folder / "run" / "calibration.json", result)
-    page, twin = write_report([folder / "run"], folder / "out")
+    page, twin, *_ = write_report([folder / "run"], folder / "out")
     return page.read_text("utf-8"), twin.read_text("utf-8")
 
 

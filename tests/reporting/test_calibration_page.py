@@ -73,7 +73,7 @@ def rendered(folder: Path, *results: Calibration | Ranges) -> tuple[str, str]:
     for i, result in enumerate(results):
         name = "calibration.json" if isinstance(result, Calibration) else "ranges.json"
         write_json(folder / str(i) / name, result)
-    page, twin = write_report([folder], folder / "out")
+    page, twin, *_ = write_report([folder], folder / "out")
     return page.read_text("utf-8"), twin.read_text("utf-8")
 
 
@@ -347,7 +347,7 @@ def test_definitions_of_calibration_only_where_there_is_one(tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     kept = Path(__file__).parent / "fixtures" / "v2" / "base" / "stats.json"
     (tmp_path / "run" / "stats.json").write_bytes(kept.read_bytes())
-    page, _ = write_report([tmp_path / "run"], tmp_path / "out")
+    page, *_ = write_report([tmp_path / "run"], tmp_path / "out")
     assert "inlier SQNR" not in page.read_text("utf-8")
 
 

@@ -161,7 +161,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 
 
 def page_of(folders: list[Path], out: Path) -> tuple[str, str]:
-    page, twin = write_report(folders, out)
+    page, twin, *_ = write_report(folders, out)
     return page.read_text("utf-8"), twin.read_text("utf-8")
 
 

@@ -39,7 +39,7 @@ def per_head(stats: Stats) -> list[GroupStats]:
 
 
 def rendered(folder: Path, out: Path) -> tuple[str, str]:
-    page, twin = write_report([folder], out)
+    page, twin, *_ = write_report([folder], out)
     return page.read_text("utf-8"), twin.read_text("utf-8")
 
 

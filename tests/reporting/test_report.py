@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def rendered(folders: list[Path], out: Path) -> tuple[str, str]:
-    page, twin = write_report(folders, out)
+    page, twin, *_ = write_report(folders, out)
     assert (page.name, twin.name) == ("report.html", "report.md")
     return page.read_text("utf-8"), twin.read_text("utf-8")
 

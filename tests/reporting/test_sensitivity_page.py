@@ -97,7 +97,7 @@ class Tables(HTMLParser):
 def rendered(folder: Path, *results: Sensitivity) -> tuple[str, str]:
     for i, result in enumerate(results):
         write_json(folder / "runs" / str(i) / "sensitivity.json", result)
-    page, twin = write_report([folder / "runs"], folder / "out")
+    page, twin, *_ = write_report([folder / "runs"], folder / "out")
     return page.read_text("utf-8"), twin.read_text("utf-8")
 
 
@@ -275,7 +275,9 @@ def test_without_a_file_it_says_how_to_get_one(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     ranges = KEPT.with_name("ranges.json")
     (tmp_path / "run" / "ranges.json").write_bytes(ranges.read_bytes())
-    page, twin = (p.read_text("utf-8") for p in write_report([tmp_path / "run"], tmp_path / "out"))
+    page, twin, *_ = (
+        p.read_text("utf-8") for p in write_report([tmp_path / "run"], tmp_path / "out")
+    )
     words = "No sensitivity.json was found. `quantkit sensitivity MODEL --ranges RUN` writes it."
     for text in (page, twin):
         assert words in text

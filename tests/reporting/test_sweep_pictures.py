@@ -29,7 +29,7 @@ def run_of(sweep: Sweep) -> Run:
 def written(sweep: Sweep, folder: Path) -> tuple[str, str, dict[str, str]]:
     """Page, twin and pictures of a report, by name."""
     write_json(folder / "sweep.json", sweep)
-    page, twin = write_report([folder], folder / "out")
+    page, twin, *_ = write_report([folder], folder / "out")
     files = {path.name: path.read_text("utf-8") for path in (folder / "out").glob("*.svg")}
     return page.read_text("utf-8"), twin.read_text("utf-8"), files
 
@@ -258,6 +258,46 @@ def test_the_markdown_shows_every_picture(tmp_path: Path) -> None:
 def test_a_run_without_a_sweep_has_no_pictures(tmp_path: Path) -> None:
     write_report([FIXTURES / "v3" / "base" / "stats.json"], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
+
+
+def test_every_file_that_was_written_is_returned(tmp_path: Path) -> None:
+    write_json(tmp_path / "sweep.json", planted())
+    found = write_report([tmp_path], tmp_path / "out")
+    assert [path.name for path in found[:2]] == ["report.html", "report.md"]
+    assert len(found) == 8 and set(found) == set((tmp_path / "out").iterdir())
+
+
+def test_pictures_that_no_longer_belong_go_and_others_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _, _, before = written(planted(), tmp_path)
+    edited = out / "sweep-needles-needles-4.svg"
+    edited.write_text(edited.read_text("utf-8").replace('rx="6"', 'rx="9"'), "utf-8")
+    drawn = before["sweep-perplexity.svg"]
+    others = {
+        "sweep-mine.svg": drawn[: drawn.index("<!--")],  # the mark is missing
+        "sweep-moved.svg": "<?xml version='1.0'?>\n" + drawn,
+        "sweep-empty.svg": "",
+        "picture.svg": drawn,
+        "sweep-perplexity.txt": drawn,
+    }
+    for name, text in others.items():
+        (out / name).write_text(text, "utf-8")
+    (out / "sweep-folder.svg").mkdir()
+    (out / "sweep-link.svg").symlink_to(out / "sweep-multiple-choice-recipes.svg")
+    sweep = planted()
+    cells = [cell for cell in sweep.cells if cell.task == "perplexity"]
+    write_json(tmp_path / "sweep.json", dataclasses.replace(sweep, cells=cells))
+    twin = write_report([tmp_path / "sweep.json"], out)[1].read_text("utf-8")
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "report.html", "report.md", "sweep-perplexity.svg", "sweep-perplexity-recipes.svg",
+        edited.name, "sweep-folder.svg", "sweep-link.svg", *others,
+    }  # fmt: skip
+    assert edited.name not in twin
+    write_report([FIXTURES / "v3" / "base" / "stats.json"], out)  # and none without a sweep
+    assert {path.name for path in out.iterdir()} == names - {
+        "sweep-perplexity.svg", "sweep-perplexity-recipes.svg",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

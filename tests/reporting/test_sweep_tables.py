@@ -6,20 +6,14 @@ import dataclasses
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from quantkit.reporting.collect import Found, Run
 from quantkit.reporting.data_notes import overlaps
 from quantkit.reporting.sweep_definitions import sweep_definitions
-from quantkit.reporting.sweep_groups import (
-    Measured,
-    bit_rows,
-    measured,
-    other_cells,
-    split_recipe,
-)
-from quantkit.reporting.sweep_seeds import by_group, pooled, pooled_masses
+from quantkit.reporting.sweep_groups import Measured, measured
+from quantkit.reporting.sweep_rows import bit_rows, other_cells, split_recipe
+from quantkit.reporting.sweep_seeds import by_group, pooled_masses
 from quantkit.reporting.sweep_tables import (
     bit_tables,
     delta_table,
@@ -33,7 +27,7 @@ from quantkit.reporting.sweep_tables import (
     task_table,
 )
 from quantkit.reporting.verdict import verdict
-from quantkit.results import Cell, Sweep, read_json
+from quantkit.results import Sweep, read_json
 from tests.reporting.planted_sweep import METRICS, OTHERS, RECIPES, cell, planted
 
 FIXTURES = Path(__file__).parent.parent / "results" / "fixtures"
@@ -138,11 +132,23 @@ def test_marks_are_what_the_file_says(metric: str) -> None:
 def test_what_is_at_chance_is_said_and_never_level() -> None:
     table = next(table for table in bit_tables(TWO) if "exact_match" in table.title)
     assert all(text.endswith(" chance") for row in table.rows for text in row[2:] if text != "n/a")
-    assert "guessing does as well with a probability of more than 5 %" in table.note
+    assert "chance = guessing does as well (p > 5 %), and the interval ends within" in table.note
+    assert "chance?" not in table.note
     others = next(table for table in recipe_tables(TWO) if "exact_match" in table.title)
     assert {row[-1] for row in others.rows} == {"", "n/a"}
     assert any(delta.is_level for delta in planted().deltas if delta.metric == "exact_match")
     assert "0.080 (chance) with float logits" in verdict(TWO)[1]
+
+
+def test_what_may_guess_and_has_a_wide_interval_is_marked_with_a_doubt() -> None:
+    """Of 50 samples with 0.26 the interval reaches to 0.38: 13 points above chance."""
+    table = next(table for table in bit_tables(TWO) if "query_accuracy" in table.title)
+    assert all(text.endswith(" chance?") for row in table.rows for text in row[2:] if text != "n/a")
+    assert "chance? = not shown to be above chance" in table.note
+    assert "chance = " not in table.note
+    others = next(table for table in recipe_tables(TWO) if "query_accuracy" in table.title)
+    assert {row[-1] for row in others.rows} == {"", "n/a"}
+    assert all(row[2] == "0.260 chance?" for row in others.rows)
 
 
 def test_level_with_a_float_row_at_chance_is_no_mark() -> None:
@@ -180,70 +186,6 @@ def test_files_that_say_no_level_show_none() -> None:
         empty = (spread_table(run), mass_table(run), fired_table(run), task_table(run))
         assert not any(table.rows for table in empty)
         assert sweep_definitions(run) == notes(run) == ()
-
-
-# seeds
-
-
-def test_seeds_are_one_row_with_their_mean_and_spread() -> None:
-    single, group = measure(SIX, "acc_norm"), pooled(measure(SIX, "acc_norm"))
-    for recipe in ("none", "logits4", "nf4"):
-        mine = [c for c in single.cells if (c.recipe, c.group) == (recipe, "diff")]
-        values, errors = [c.value for c in mine], [c.stderr for c in mine]
-        assert len(values) == 3
-        (one,) = [c for c in group.cells if (c.recipe, c.group) == (recipe, "diff")]
-        assert one.model == "diff (3 seeds)"
-        assert one.value == pytest.approx(np.mean(values))
-        reach = 1.959964 * np.sqrt(np.mean(np.square(errors)))
-        assert (one.ci_low, one.ci_high) == pytest.approx((one.value - reach, one.value + reach))
-        spread = group.spreads["diff (3 seeds)", recipe]
-        assert spread.sd == pytest.approx(np.std(values, ddof=1))
-        assert (spread.low, spread.high) == (min(values), max(values))
-
-
-def test_seeds_are_level_only_together() -> None:
-    sweep = planted()
-    target = ("base-s1", "logits8", "acc_norm")
-    deltas = [
-        dataclasses.replace(d, is_level=False, ci_low=-0.5)
-        if (d.model, d.recipe, d.metric) == target
-        else d
-        for d in sweep.deltas
-    ]
-    for changed, mark in ((sweep, "="), (dataclasses.replace(sweep, deltas=deltas), "")):
-        one = pooled(measure(run_of(changed), "acc_norm"))
-        (found,) = [c for c in one.cells if (c.model, c.recipe) == ("base (3 seeds)", "logits8")]
-        assert one.mark(found) == mark
-    assert one.deltas["base (3 seeds)", "logits8"].ci_low == -0.5
-
-
-def test_seeds_are_at_chance_only_together() -> None:
-    sweep = planted()
-    cells = [
-        dataclasses.replace(c, chance_p=0.01) if c.model == "base-s1" and c.chance_p else c
-        for c in sweep.cells
-    ]
-    one = pooled(measure(run_of(dataclasses.replace(sweep, cells=cells)), "exact_match"))
-    marks = {c.model: one.mark(c) for c in one.cells if c.recipe == "none"}
-    assert marks == {"diff (3 seeds)": "chance", "base (3 seeds)": ""}
-
-
-def test_a_model_alone_stays_itself() -> None:
-    assert all(pooled(one) is one for one in measured(TWO))
-    assert seed_tables(TWO) == ()
-    single = {row[0] for table in seed_tables(SIX) for row in table.rows}
-    assert single == {f"{group}-s{seed}" for group in ("diff", "base") for seed in range(3)}
-    assert {row[0] for table in bit_tables(SIX) for row in table.rows} == {
-        "diff (3 seeds)", "base (3 seeds)"
-    }  # fmt: skip
-
-
-def test_the_spread_table_has_what_the_file_says() -> None:
-    rows = spread_table(SIX).rows
-    assert len(rows) == len(planted().spreads)
-    said = next(s for s in planted().spreads if s.metric == "perplexity" and s.recipe == "nf4")
-    row = next(row for row in rows if row[:3] == (said.group, "nf4", "perplexity"))
-    assert row[3:] == ("3", "17.41", "0.1724", "17.24 .. 17.58", "0.5223")
 
 
 # attention, quantizers, provenance
@@ -342,12 +284,30 @@ def test_figures(metric: str, value: float, text: str) -> None:
 
 
 def test_a_score_beyond_one_is_no_share() -> None:
-    bleu = dataclasses.replace(measure(TWO, "acc"), metric="bleu")
-    cells: list[Cell] = [dataclasses.replace(c, value=c.value * 100) for c in bleu.cells]
-    bleu = dataclasses.replace(bleu, cells=tuple(cells))
+    """Of files that do not say what is a share, whose values decide."""
+    sweep = planted(seeds=1)
+    tasks = [dataclasses.replace(task, shares=None) for task in sweep.tasks]
+    cells = [dataclasses.replace(c, value=c.value * 100) if c.metric == "acc" else c
+             for c in sweep.cells]  # fmt: skip
+    run = run_of(dataclasses.replace(sweep, tasks=tasks, cells=cells))
+    bleu = measure(run, "acc")
     assert (bleu.value(27.123), bleu.span(20.0, 30.0)) == ("27.12", "[20.00, 30.00]")
     assert bleu.change(-1.5, 27.0) == "-1.5"
+    shares = [False, False, True, False, True, True]
+    assert [one.is_share for one in by_group(run)] == shares
     assert [one.is_share for one in by_group(TWO)] == [False, False, True, True, True, True]
+
+
+def test_what_is_a_share_is_what_the_file_says() -> None:
+    sweep = planted(seeds=1)
+    declared = {"multiple-choice": ["acc"], "perplexity": ["bits_per_byte"]}
+    tasks = [dataclasses.replace(t, shares=declared.get(t.name, [])) for t in sweep.tasks]
+    found = measured(run_of(dataclasses.replace(sweep, tasks=tasks)))
+    assert {one.metric for one in found if one.is_share} == {"acc", "bits_per_byte"}
+    norm = next(one for one in found if one.metric == "acc_norm")
+    assert (norm.value(0.47), norm.change(-0.02, 0.47)) == ("0.4700", "-0.02")
+    bits = next(one for one in found if one.metric == "bits_per_byte")
+    assert (bits.value(0.9), bits.change(0.02, 0.9)) == ("0.900", "+0.020")
 
 
 def test_the_verdict_keeps_to_first_metrics_and_a_few_parts() -> None:

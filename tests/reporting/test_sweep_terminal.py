@@ -10,7 +10,7 @@ import pytest
 
 from quantkit.reporting import sweep_text
 from quantkit.results import Sweep, write_json
-from tests.reporting.planted_sweep import cell, planted
+from tests.reporting.planted_sweep import METRICS, RECIPES, cell, delta, planted
 
 
 def text_of(sweep: Sweep, folder: Path) -> str:
@@ -82,6 +82,78 @@ def test_other_metrics_and_quantizers_are_counted(tmp_path: Path) -> None:
     # 15 quantized recipes x 2 models x 3 tasks, two quantizers each
     assert "Quantizers: 180 fired in 90 cells, 30,840 times on 3.084e+07 elements" in text
     assert "attention_logit/" not in text
+
+
+def paired(recipes: tuple[str, ...], tasks: tuple[str, ...], groups: tuple[str, str]) -> Sweep:
+    """Returns two models with their differences at the same recipes, both ways round."""
+    deltas = [
+        delta(*(cell(recipe, group, 0, task, metric) for group in pair),
+              against_model=f"{pair[1]}-s0")
+        for task in tasks
+        for pair in (groups, groups[::-1])
+        for recipe in recipes
+        for metric in METRICS[task]
+    ]  # fmt: skip
+    sweep = planted(seeds=1)
+    return dataclasses.replace(sweep, deltas=[*sweep.deltas, *deltas])
+
+
+def differences(text: str) -> tuple[list[list[str]], str]:
+    """Returns the words of each line of the table of two models, and its note."""
+    lines = text[text.index("diff-s0 minus base-s0 at the same recipe") :].split("\n\n")[0]
+    body = lines.splitlines()[3:]
+    note = next(i for i, line in enumerate(body) if line.startswith("level = "))
+    return [re.split(r"  +", line) for line in body[:note]], " ".join(body[note:])
+
+
+def test_two_models_have_their_differences_at_the_same_recipe(tmp_path: Path) -> None:
+    sweep = paired(("none", "logits4"), ("perplexity", "multiple-choice"), ("diff", "base"))
+    text = text_of(sweep, tmp_path)
+    assert max(map(len, text.splitlines())) <= 100
+    rows, note = differences(text)
+    # perplexity 17.10 against 18.00, and 17.10 * 1.18 against 18 * 1.6, give or take half of 1 %;
+    # acc_norm 0.47 * 0.82 against 0.47 * 0.4, give or take half a point
+    assert rows == [
+        ["perplexity", "none", "level", "not shown", "-5.00 %", "[-5.50 %, -4.50 %]"],
+        ["perplexity", "logits4", "level", "not shown", "-29.94 %", "[-30.44 %, -29.44 %]"],
+        ["multiple-choice acc_norm", "none", "level", "level", "+0.000", "[-0.005, +0.005]"],
+        ["multiple-choice acc_norm", "logits4", "level", "not shown", "+0.197", "[+0.192, +0.202]"],
+    ]  # fmt: skip
+    assert note == (
+        "level = diff-s0 does not lose more than the margin (1 % or 1 point) against base-s0, by "
+        "the paired 95 % interval; other way = base-s0 against diff-s0."
+    )
+
+
+def test_six_differences_are_printed_the_first_of_each_task(tmp_path: Path) -> None:
+    tasks = ("perplexity", "multiple-choice", "needles:needles=4")
+    rows, note = differences(text_of(paired(RECIPES, tasks, ("diff", "base")), tmp_path))
+    assert [row[:2] for row in rows] == [
+        ["perplexity", "none"], ["perplexity", "logits8"],
+        ["multiple-choice acc_norm", "none"], ["multiple-choice acc_norm", "logits8"],
+        ["needles:needles=4 exact_match", "none"], ["needles:needles=4 exact_match", "logits8"],
+    ]  # fmt: skip
+    assert note.endswith(f"The report has {3 * len(RECIPES) - 6} more.")
+    # both models guess there: that they are level says nothing
+    assert [row[2:4] for row in rows[4:]] == [["n/a", "n/a"]] * 2
+
+
+def test_tokens_that_differ_leave_bits_per_byte(tmp_path: Path) -> None:
+    sweep = paired(("none",), ("perplexity",), ("diff", "base"))
+    kept = [d for d in sweep.deltas if d.metric != "perplexity"]
+    rows, _ = differences(text_of(dataclasses.replace(sweep, deltas=kept), tmp_path))
+    assert [row[:2] for row in rows] == [["perplexity bits_per_byte", "none"]]
+
+
+@pytest.mark.parametrize(("groups", "seeds"), [(("base",), 1), (("diff", "base"), 2)],
+                         ids=["one model", "seeds"])  # fmt: skip
+def test_only_two_models_alone_have_that_table(
+    groups: tuple[str, ...], seeds: int, tmp_path: Path
+) -> None:
+    sweep = planted(groups, seeds)
+    more = paired(("none",), ("perplexity",), ("diff", "base")).deltas
+    text = text_of(dataclasses.replace(sweep, deltas=[*sweep.deltas, *more]), tmp_path)
+    assert "at the same recipe" not in text
 
 
 def test_only_the_float_row(tmp_path: Path) -> None:

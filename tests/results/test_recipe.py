@@ -123,7 +123,6 @@ def test_canonical_names_stay(name: str) -> None:
         ("logits4:asymmetric:static", "logits4:tensor:static:asymmetric"),
         (" W8A8 ", "w8a8"),
         ("w8+a8", "w8a8"),
-        ("w8:channel", "w8"),
         ("w4a8:token:group32", "w4a8:group32:token"),
         ("probs8:row", "probs8:dynamic"),
         ("kv8:static:head", "kv8:static"),

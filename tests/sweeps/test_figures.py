@@ -32,7 +32,14 @@ FIRED = {"logits/0": Fired(hits=3, elements=60), "logits/1": Fired(hits=4, eleme
 def choices(right: Array, norm: Array | None = None) -> Scores:
     one = np.ones(len(right))
     metrics = [
-        Metric(name=name, total=total.astype(float), weight=one, chance=0.25, trials=True)
+        Metric(
+            name=name,
+            total=total.astype(float),
+            weight=one,
+            chance=0.25,
+            trials=True,
+            is_share=True,
+        )
         for name, total in (("acc_norm", right), ("acc", right if norm is None else norm))
     ]
     return Scores(metrics=tuple(metrics), details={"cut": 2.0})
@@ -154,7 +161,8 @@ def test_bits_per_byte_and_perplexity_have_one_margin(factor: float, is_level: b
 @pytest.mark.parametrize(
     ("metric", "wanted"),
     [
-        (Metric(name="acc", total=np.ones(4), weight=np.ones(4)), 0.01),
+        (Metric(name="acc", total=np.full(4, 0.5), weight=np.ones(4), is_share=True), 0.01),
+        (Metric(name="f1", total=np.full(4, 0.5), weight=np.ones(4)), 0.005),
         (
             Metric(name="ppl", total=np.ones(4), weight=np.ones(4), link="exp"),
             0.01 * math.e,
@@ -165,10 +173,57 @@ def test_bits_per_byte_and_perplexity_have_one_margin(factor: float, is_level: b
             0.005,
         ),
     ],
-    ids=["an accuracy", "a perplexity", "no share", "lower is better"],
+    ids=[
+        "an accuracy",
+        "below one and not declared a share",
+        "a perplexity",
+        "no share",
+        "lower is better",
+    ],
 )
 def test_margins(metric: Metric, wanted: float) -> None:
     assert margin_of(Scores(metrics=(metric,)), 0) == pytest.approx(wanted)
+
+
+def test_bits_per_byte_below_and_above_one_have_the_same_conclusions() -> None:
+    """The same blocks, of more and of fewer bytes: the figure is 0.9 or 1.1."""
+    loss = 3 + 0.3 * np.random.default_rng(3).standard_normal(24)
+    rows = {"none": loss, "logits8": loss + 0.001, "logits6": loss * 1.002, "logits4": loss * 1.05}
+    found = {}
+    for bits in (0.9, 1.1):
+        sizes = loss.mean() * 100 / math.log(2) / bits
+        made = [
+            row(text(mine, bytes_a_block=sizes), recipe, task="perplexity")
+            for recipe, mine in rows.items()
+        ]
+        cells = [c for one in made for c in cells_of(one) if c.metric == "bits_per_byte"]
+        deltas = [d for d in deltas_of(made) if d.metric == "bits_per_byte"]
+        assert cells[0].value == pytest.approx(bits)
+        found[bits] = (
+            [[f / bits for f in (c.value, c.stderr, c.ci_low, c.ci_high)] for c in cells],
+            [[f / bits for f in (d.value, d.ci_low, d.ci_high, d.margin)] for d in deltas],
+            [d.is_level for d in deltas],
+        )
+    for below, above in zip(found[0.9], found[1.1], strict=True):
+        assert np.asarray(below) == pytest.approx(np.asarray(above))
+    assert found[0.9][2] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"total": np.array([1.0, 0.0, 1.5])}, "item 2 has 1.5 of 1"),
+        ({"total": np.array([1.0, -1.0, 0.0])}, "item 1 has -1 of 1"),
+        ({"total": np.array([math.nan, 1.0, 0.0])}, "item 0 has nan of 1"),
+        ({"weight": np.array([1.0, 1.0, 0.0])}, "item 2 has 0 of 0"),
+        ({"link": "exp"}, "no exponential"),
+    ],
+    ids=["above 1", "negative", "nan", "no weight", "an exponential"],
+)
+def test_what_is_declared_a_share_must_be_one(more: dict[str, Any], said: str) -> None:
+    plain = {"name": "acc", "total": np.zeros(3), "weight": np.ones(3), "is_share": True}
+    with pytest.raises(InputError, match=f"task choice: metric acc is declared a share.*{said}"):
+        row(Scores(metrics=(Metric(**{**plain, **more}),)))
 
 
 def test_three_points_lost_are_seen_and_none_are_level() -> None:
@@ -239,6 +294,18 @@ def test_models_with_other_items_are_not_compared() -> None:
     deltas, notes = between([row(scores), other])
     assert deltas == []
     assert notes == ["choice: a and b were not measured on the same items."]
+
+
+def test_blocks_of_two_tokenizers_say_why_they_do_not_pair() -> None:
+    loss = np.random.default_rng(0).normal(3, 0.1, 20)
+    other = row(text(loss), model="b", task="perplexity", items=[f"cut {i}" for i in range(20)])
+    deltas, notes = between([row(text(loss), task="perplexity"), other])
+    assert deltas == []
+    assert notes == [
+        "perplexity: a and b were not measured on the same items: blocks are cut by tokens, and "
+        "another tokenizer cuts the text elsewhere. Documents that fit --seq-len (a folder or a "
+        ".jsonl) compare in bits per byte."
+    ]
 
 
 def test_perplexities_over_other_tokens_are_not_compared_but_bytes_are() -> None:

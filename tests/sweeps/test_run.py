@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from transformers import LlamaForCausalLM
 
 from quantkit.calib_sets import TokenSlice
 from quantkit.errors import InputError, ProbeError
-from quantkit.models import LoadedModel
+from quantkit.models import LoadedModel, projection_modules
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
 from quantkit.quantization import fake_quantized
 from quantkit.recipe import Recipe
 from quantkit.results import Fired
 from quantkit.sweeps import Measured, Subject, logit_recipes, planned, run_cells, unique
+from quantkit.sweeps.figures import cells_of, figures_of
 from quantkit.sweeps.forward import text_forward
+from quantkit.sweeps.run import FLOAT_FEATURES
 from quantkit.tasks import Perplexity
 
 BLOCKS, BATCHES = 5, 3
@@ -157,8 +160,9 @@ def test_cells_of_another_model_or_text_are_not_taken(
     ("change", "said"),
     [
         pytest.param(lambda cell: cell.update(schema="quantkit.cell/9"), "cell/2", id="later"),
-        pytest.param(lambda cell: cell.pop("fired"), "damaged", id="no hits"),
-        pytest.param(lambda cell: cell.update(rows=[["x"]]), "damaged", id="no numbers"),
+        pytest.param(lambda cell: cell["rows"].pop(), "changed since", id="a row less"),
+        pytest.param(lambda cell: cell.pop("fired"), "changed since", id="no hits"),
+        pytest.param(lambda cell: cell.update(rows=[["x"]]), "changed since", id="no numbers"),
     ],
 )
 def test_a_damaged_cell_is_named(
@@ -211,7 +215,7 @@ class OneOf(Processes):
     def gather(self, value: Any) -> Any:
         sent: list[Any] = self.sent  # type: ignore[attr-defined]
         if self.rank:
-            sent.append(value)
+            sent.append(pickle.loads(pickle.dumps(value)))  # as it travels
             return
         yield value
         yield sent.pop(0)
@@ -226,9 +230,63 @@ def test_what_two_processes_share_is_what_one_finds(
     one = subject(loaded, text)
     with pytest.raises(AttributeError):  # the other process has nothing to go on with
         run_cells(one, [recipe], store=tmp_path / "x", processes=OneOf(1, sent))
-    assert len(sent) == 1 and list(sent[0][0]) == [1]  # it had the middle one of three batches
+    assert len(sent) == 1 and list(sent[0].rows) == [1]  # it had the middle one of three batches
     shared = run_cells(one, [recipe], store=tmp_path / "shared", processes=OneOf(0, sent))
     assert figures(shared) == figures(whole)
+
+
+def float_features_by_hand(loaded: LoadedModel, text: TokenSlice, threshold: float) -> float:
+    """Share of each layer's input features that reach the threshold in a block, by numpy."""
+    shares: dict[str, list[float]] = {}
+
+    def look(name: str) -> Any:
+        def hook(_module: Any, args: Any) -> None:
+            x = np.abs(args[0][0].numpy())
+            shares.setdefault(name, []).append(float((x.max(0) >= threshold).mean()))
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(look(name))
+        for name, module in projection_modules(loaded.model)
+    ]
+    for block in text.ids:
+        with torch.inference_mode():
+            loaded.model(input_ids=block[None])
+    for hook in hooks:
+        hook.remove()
+    return float(np.mean([np.mean(found) for found in shares.values()]))
+
+
+def test_what_llm_int8_keeps_in_float_stands_in_the_file(
+    loaded: LoadedModel, text: TokenSlice, tmp_path: Path
+) -> None:
+    """The same from one process, from two, and from the file of a finished cell."""
+    recipes = [Recipe(), Recipe.parse("llm-int8:1.5"), Recipe.parse("w8")]
+    one, sent = subject(loaded, text), list[Any]()
+    whole = run_cells(one, recipes, store=tmp_path / "whole")
+    plain, int8, rounded = ([*m.scores.details] for m in whole)
+    assert FLOAT_FEATURES not in (*plain, *rounded) and FLOAT_FEATURES in int8
+    frac = whole[1].scores.details[FLOAT_FEATURES]
+    # the layers behind the first see what int8 left of its outputs
+    assert frac == pytest.approx(float_features_by_hand(loaded, text, 1.5), abs=0.02)
+    assert 0.05 < frac < 0.95
+    with pytest.raises(AttributeError):  # the other process has nothing to go on with
+        run_cells(one, recipes[1:2], store=tmp_path / "x", processes=OneOf(1, sent))
+    (shared,) = run_cells(one, recipes[1:2], store=tmp_path / "shared", processes=OneOf(0, sent))
+    (again,) = run_cells(one, recipes[1:2], store=tmp_path / "whole")
+    for found in (shared, again):
+        assert found.scores.details == whole[1].scores.details
+        assert found.fired == whole[1].fired
+    seen = whole[1].fired["weight/model.layers.0.mlp.up_proj"]
+    assert seen.hits == BATCHES  # at each forward, unlike a weight that is rounded once
+    cells = cells_of(
+        figures_of(
+            model="tiny", recipe=recipes[1], task="perplexity", items=one.tasks[0].item_hashes,
+            scores=whole[1].scores, fired=whole[1].fired, seed=0,
+        )
+    )  # fmt: skip
+    assert cells[0].details == {FLOAT_FEATURES: frac}
 
 
 @pytest.mark.parametrize("takes_positions", [True, False])

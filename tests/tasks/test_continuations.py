@@ -12,7 +12,14 @@ from transformers import PreTrainedTokenizerFast
 
 from quantkit.calib_sets import TokenBatch
 from quantkit.errors import InputError
-from quantkit.tasks.continuations import Continuation, log_likelihoods, planned, tokenized
+from quantkit.tasks.continuations import (
+    Continuation,
+    computed,
+    log_likelihoods,
+    planned,
+    scored,
+    tokenized,
+)
 
 
 def forward_of(model: Any) -> Any:
@@ -129,6 +136,77 @@ def test_what_greedy_decoding_writes_is_greedy_and_nothing_else(
         pairs.append(Continuation(context=context, continuation=tuple(other)))
     found = log_likelihoods(forward_of(tiny_llama), pairs)
     assert [likely.is_greedy for likely in found] == [True] + 6 * [False]
+
+
+def test_one_row_decides_several_continuations(tiny_llama: Any, tokenizer: Any) -> None:
+    """Beginnings of what is fed, and those that differ from it in what is not fed."""
+    long = tokenized(tokenizer, "one two", " three four")
+    ids = long.context + long.continuation
+    early = Continuation(context=ids[:3], continuation=ids[3:6])
+    other = Continuation(context=long.context, continuation=(*long.continuation[:-1], 7))
+    short = tokenized(tokenizer, "a", " b")
+    rows = [(long, (early, long, other)), (short, (short,))]
+    sizes = []
+
+    def forward(batch: TokenBatch, positions: torch.Tensor | None = None) -> torch.Tensor:
+        sizes.append(tuple(batch.input_ids.shape))
+        found: torch.Tensor = forward_of(tiny_llama)(batch, positions)
+        return found
+
+    found = scored(forward, rows)
+    assert sizes == [(2, len(ids) - 1)]
+    alone = log_likelihoods(forward_of(tiny_llama), [early, long, other, short], batch_size=1)
+    for one, two in zip(found, alone, strict=True):
+        assert one.log_probability == pytest.approx(two.log_probability, rel=1e-5)
+        assert (one.tokens, one.is_greedy) == (two.tokens, two.is_greedy)
+    assert len({likely.log_probability for likely in found}) == 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3], ids=lambda size: f"batch {size}")
+def test_computed_positions_are_those_that_a_forward_is_given(
+    tiny_llama: Any, tokenizer: Any, batch_size: int
+) -> None:
+    pairs, seen = pairs_of(tokenizer), []
+
+    def forward(batch: TokenBatch, positions: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(batch.input_ids.numel())
+        found: torch.Tensor = forward_of(tiny_llama)(batch, positions)
+        return found
+
+    log_likelihoods(forward, pairs, batch_size=batch_size)
+    assert computed(pairs, batch_size) == sum(seen)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(float("nan"), float("nan")), (float("-inf"), 1.0), (float("inf"), float("nan"))],
+    ids=["NaN", "-inf", "+inf"],
+)
+def test_another_tokens_logit_is_needed_too_but_may_be_minus_infinity(
+    value: float, expected: float
+) -> None:
+    def forward(batch: TokenBatch, positions: torch.Tensor | None = None) -> torch.Tensor:
+        assert positions is not None
+        logits = torch.zeros(1, len(positions), 5)
+        logits[..., 3] = 1.0
+        logits[0, 0, 1] = value
+        return logits
+
+    (likely,) = log_likelihoods(forward, [Continuation(context=(0,), continuation=(3, 3))])
+    np.testing.assert_equal(likely.greedy_or_nan, expected)
+    assert np.isnan(likely.log_probability) == np.isnan(expected)
+
+
+def test_the_rows_of_a_batch_do_not_share_their_nan() -> None:
+    def forward(batch: TokenBatch, positions: torch.Tensor | None = None) -> torch.Tensor:
+        assert positions is not None
+        logits = torch.ones(2, len(positions), 5)
+        logits[0] = float("nan")
+        return logits
+
+    pairs = [Continuation(context=(0,), continuation=(token,)) for token in (0, 0)]
+    found = [likely.greedy_or_nan for likely in log_likelihoods(forward, pairs)]
+    np.testing.assert_equal(found, [np.nan, 1.0])
 
 
 def test_batches_are_of_similar_length_and_hold_each_item_once() -> None:

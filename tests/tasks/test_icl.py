@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -208,16 +209,69 @@ def test_one_order_has_no_spread() -> None:
 
 
 def test_who_prefers_no_label_is_wrong() -> None:
-    """Equal log-probabilities, or NaN, are no answer: chance is not reached by a tie."""
+    """Equal log-probabilities are no answer: chance is not reached by a tie."""
     task = Icl.of(IclSpec(labels=2, shots=2, orders=2), word_tokenizer(), samples=2)
+    rows = _rows(task, lambda batch, at: torch.zeros(len(batch.input_ids), len(at), 500))
+    np.testing.assert_array_equal(rows, np.zeros((2, 2)))
 
-    def constant(value: float) -> Any:
-        return lambda batch, positions: torch.full(
-            (len(batch.input_ids), len(positions), 500), value
-        )
 
-    assert not _rows(task, constant(0.0)).any()
-    assert not _rows(task, constant(float("nan"))).any()
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_a_logit_of_another_label_that_is_no_number(value: str) -> None:
+    """NaN is no answer at all, not a wrong one; -inf is what no model would say."""
+    tokenizer = word_tokenizer()
+    task = Icl.of(IclSpec(labels=2, shots=2, orders=2), tokenizer, samples=3)
+    learner = Learner(tokenizer)
+
+    def forward(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
+        logits = learner(batch, positions)
+        item = task.items[1]
+        (word,) = tokenizer(item.labels[1 - item.answer])["input_ids"]
+        if batch.input_ids.tolist() == [list(task.prompts[1][1][0].fed)]:
+            logits[..., word] = float(value)
+        return logits
+
+    expected = np.ones((3, 2))
+    if value == "nan":
+        expected[1, 1] = np.nan
+    rows = np.array([task.run(_one_by_one(forward), [item])[0] for item in range(3)])
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_nan_in_a_later_token_of_another_label_shows(tokenizer: PreTrainedTokenizerFast) -> None:
+    """With a token a byte each label is fed by itself, so that the right one has no NaN."""
+    task = Icl.of(IclSpec(labels=2, shots=2, orders=2), tokenizer, samples=2)
+    item = task.items[1]
+    wrong = f"{item.prompt(0)} {item.labels[1 - item.answer]}"[:-1]
+    learner = Learner(tokenizer)
+
+    def forward(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
+        logits = learner(batch, positions)
+        if tokenizer.decode(batch.input_ids[0]) == wrong:
+            logits[0, -1] = float("nan")
+        return logits
+
+    rows = [task.run(_one_by_one(forward), [index])[0] for index in range(2)]
+    np.testing.assert_array_equal(rows, [[1, 1], [np.nan, 1]])
+
+
+def _one_by_one(forward: Any) -> Any:
+    """Gives a callable the rows of a batch without their padding."""
+
+    def rows(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
+        parts = []
+        for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True):
+            own = ids[mask.bool()][None]
+            alone = replace(batch, input_ids=own, attention_mask=torch.ones_like(own))
+            parts.append(forward(alone, positions))
+        return torch.cat(parts)
+
+    return rows
+
+
+def test_a_model_that_computes_nan_has_no_accuracy() -> None:
+    task = Icl.of(IclSpec(labels=2, shots=2, orders=2), word_tokenizer(), samples=2)
+    rows = _rows(task, lambda b, at: torch.full((len(b.input_ids), len(at), 500), float("nan")))
+    assert rows.shape == (2, 2) and np.isnan(rows).all()
 
 
 def test_several_tokens_count_by_their_summed_log_probability(
@@ -284,3 +338,17 @@ def test_a_prompt_that_is_too_long_says_how_many_shots_fit() -> None:
     with pytest.raises(InputError, match=r"about 3 shots fit .* give fewer labels"):
         Icl.of(IclSpec(), word_tokenizer(), samples=1, seq_len=17)
     assert Icl.of(IclSpec(shots=24), word_tokenizer(), samples=1, seq_len=100).data.seq_len <= 100
+
+
+def test_a_prompt_is_no_longer_than_the_model() -> None:
+    """The hint does not offer more tokens where the model has no more positions."""
+    said = r"about 24 shots fit in the 100 positions of the model: give shots=24\.$"
+    with pytest.raises(InputError, match=said):
+        Icl.of(IclSpec(), word_tokenizer(), samples=1, seq_len=512, max_length=100)
+    with pytest.raises(InputError, match=r"in the 100 of --seq-len: give shots=24, or more tokens"):
+        Icl.of(IclSpec(), word_tokenizer(), samples=1, seq_len=100, max_length=512)
+    one, other = (
+        Icl.of(IclSpec(), word_tokenizer(), samples=1, seq_len=131, max_length=positions)
+        for positions in (131, None)
+    )
+    assert one.prompts == other.prompts

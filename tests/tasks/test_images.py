@@ -93,7 +93,7 @@ def test_top1_and_top5_are_those_counted_by_hand(tmp_path: Path) -> None:
     first, second = task.scores(rows).metrics
     assert (first.name, first.value, first.chance) == ("top1", np.mean(one), 1 / 11)
     assert (second.name, second.value, second.chance) == ("top5", np.mean(five), 5 / 11)
-    assert first.trials and second.trials
+    assert first.trials and second.trials and first.is_share and second.is_share
     assert [len(batch) for batch in task.batches] == [5, 5, 5, 5, 4] == list(task.tokens)
 
 
@@ -104,12 +104,33 @@ def test_few_classes_have_no_top5(tmp_path: Path) -> None:
     assert [metric.name for metric in metrics] == ["top1"]
 
 
-def test_a_tie_and_nan_are_no_hits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [
+        ("1 1", 0),
+        ("0 1", 0),
+        ("1 0.5", 1),
+        ("1 -inf", 1),
+        ("-inf 1", 0),
+        ("nan nan", np.nan),
+        ("1 nan", np.nan),
+        ("nan 1", np.nan),
+    ],
+)
+def test_a_tie_is_no_hit_and_nan_is_neither(logits: str, expected: float, tmp_path: Path) -> None:
     _write(tmp_path, "a", 2)
     task = _task(tmp_path, _vit(["a", "b"]))
-    for logits in ([1.0, 1.0], [float("nan")] * 2, [0.0, float("nan")], [0.0, 1.0]):
-        assert not _rows(task, lambda x, row=logits: torch.tensor([row] * len(x))).any()
-    assert _rows(task, lambda x: torch.tensor([[1.0, 0.5]] * len(x))).all()
+    row = [float(word) for word in logits.split()]
+    rows = _rows(task, lambda x: torch.tensor([row] * len(x)))
+    np.testing.assert_array_equal(rows, [[expected]] * 2)
+
+
+def test_one_image_with_nan_spoils_no_other(tmp_path: Path) -> None:
+    _write(tmp_path, "tench", 2)
+    task = _task(tmp_path, _vit(NAMES))
+    logits = torch.arange(len(NAMES)).flip(0).repeat(2, 1).float()
+    logits[1, 9] = float("nan")
+    np.testing.assert_array_equal(_rows(task, lambda x: logits), [[1, 1], [np.nan, np.nan]])
 
 
 @pytest.mark.parametrize(

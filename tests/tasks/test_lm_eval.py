@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quantkit.calib_sets import TokenBatch
-from quantkit.errors import InputError
+from quantkit.errors import InputError, ProbeError
 from quantkit.jobs.tasks import LmEvalSpec
 from quantkit.tasks import harness_tasks
 from quantkit.tasks.lm_eval_harness import LmEval
@@ -31,6 +31,7 @@ metric_list:
   - metric: acc_bytes
   - metric: mcc
 """
+CHOICE_HEAD = MULTIPLE_CHOICE[: MULTIPLE_CHOICE.index("metric_list")]
 ROLLING = """
 output_type: loglikelihood_rolling
 doc_to_text: ""
@@ -182,6 +183,7 @@ def test_multiple_choice_is_as_hflm_finds_it_at_every_batch_size(
         assert found[name].value == expected["results"]["local_task"][f"{name},none"]
         assert found[name].total.tolist() == [sample[name] for sample in samples]
         assert (found[name].chance, found[name].trials) == (0.25, True)
+        assert found[name].is_share
     assert found["mcc"] == pytest.approx(expected["results"]["local_task"]["mcc,none"])
     # the model is neither always right nor always wrong, so that the test can fail
     assert 0 < found["acc"].value < 1
@@ -200,6 +202,7 @@ def test_rolling_windows_are_as_hflm_finds_them(
         value = expected["results"]["local_task"][f"{name},none"]
         assert found[name].value == pytest.approx(value, rel=1e-5)
         assert not found[name].higher_is_better and found[name].chance is None
+        assert not found[name].is_share
     assert task.data.seq_len == 20
 
 
@@ -212,6 +215,7 @@ def test_perplexity_of_last_words_is_as_hflm_finds_it(
     assert found["perplexity"].value == pytest.approx(expected["perplexity,none"], rel=1e-5)
     assert found["perplexity"].link == "exp" and not found["perplexity"].higher_is_better
     assert found["acc"].value == expected["acc,none"]
+    assert found["acc"].is_share and not found["perplexity"].is_share
 
 
 def test_generated_text_is_as_hflm_writes_it(
@@ -233,7 +237,139 @@ def test_generated_text_is_as_hflm_writes_it(
     task = task_of(path, either_tokenizer, batch_size=3)
     exact = scores_of(task, forward_of(sharp_llama))["exact_match"]
     assert exact.total.tolist() == [1, 1, 1, 1, 0]
-    assert exact.chance is None
+    assert exact.chance is None and exact.is_share
+
+
+def test_chance_is_of_the_choices_where_requests_are_twice_as_many(
+    tmp_path: Path, sharp_llama: Any, either_tokenizer: Any
+) -> None:
+    """Mutual information asks for every choice without its context, too."""
+    rows = choices()
+    rows[0]["endings"] = WORDS[:2]
+    metrics = "metric_list:\n  - metric: acc\n  - metric: acc_mutual_info\n"
+    path = yaml_of(tmp_path, CHOICE_HEAD + metrics, rows)
+    task = task_of(path, either_tokenizer)
+    assert [len(own) for own in task.requests] == [4] + 8 * [8]
+    found = scores_of(task, forward_of(sharp_llama))
+    expected = theirs(path, hflm(sharp_llama, either_tokenizer))["results"]["local_task"]
+    for name in ("acc", "acc_mutual_info"):
+        assert found[name].value == expected[f"{name},none"]
+        assert found[name].chance == pytest.approx((1 / 2 + 8 / 4) / 9)
+        assert found[name].trials and found[name].is_share
+
+
+def test_of_several_right_choices_each_will_do(
+    tmp_path: Path, sharp_llama: Any, tokenizer: Any
+) -> None:
+    rows = [row | {"label": [0, 2] if i % 2 else [i % 4]} for i, row in enumerate(choices(8))]
+    head = CHOICE_HEAD.replace("num_fewshot: 1", "num_fewshot: 0")
+    path = yaml_of(tmp_path, head + "metric_list:\n  - metric: acc\n", rows)
+    found = scores_of(task_of(path, tokenizer), forward_of(sharp_llama))
+    assert found["acc"].chance == pytest.approx((1 / 4 + 2 / 4) / 2)
+
+
+def test_values_between_0_and_1_are_no_trials(
+    tmp_path: Path, sharp_llama: Any, tokenizer: Any
+) -> None:
+    """A task's own function may give half a point."""
+    code = """
+def half(doc, results):
+    return {"acc": doc["label"] / 2, "acc_norm": doc["label"] % 2}
+"""
+    (tmp_path / "own.py").write_text(code)
+    names = ("acc", "acc_norm")
+    metrics = "metric_list:\n" + "".join(f"  - metric: {name}\n" for name in names)
+    body = f"{CHOICE_HEAD}process_results: !function own.half\n{metrics}"
+    task = task_of(yaml_of(tmp_path, body, choices()), tokenizer)
+    found = scores_of(task, forward_of(sharp_llama))
+    assert found["acc"].total.tolist() == [i % 3 / 2 for i in range(9)]
+    assert [(found[name].trials, found[name].is_share) for name in names] == [
+        (False, False),
+        (True, True),
+    ]
+    assert found["acc"].chance == found["acc_norm"].chance == 0.25
+
+
+def test_an_aggregation_without_a_name_is_no_mean(
+    tmp_path: Path, sharp_llama: Any, tokenizer: Any
+) -> None:
+    code = """
+from functools import partial
+
+def times(values, *, factor):
+    return factor * sum(values)
+
+points = partial(times, factor=7)
+"""
+    (tmp_path / "own.py").write_text(code)
+    metrics = """metric_list:
+  - metric: acc_norm
+  - metric: acc
+    aggregation: !function own.points
+    higher_is_better: true
+"""
+    path = yaml_of(tmp_path, CHOICE_HEAD + metrics, choices())
+    found = scores_of(task_of(path, tokenizer), forward_of(sharp_llama))
+    expected = theirs(path, hflm(sharp_llama, tokenizer))
+    right = sum(sample["acc"] for sample in expected["samples"]["local_task"])
+    assert right >= 1
+    assert found["acc"] == expected["results"]["local_task"]["acc,none"] == 7 * right
+    assert found["acc_norm"].value == expected["results"]["local_task"]["acc_norm,none"]
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "mark"),
+    [
+        (MULTIPLE_CHOICE.replace("fewshot: 1", "fewshot: 0"), choices(), "Question 1:"),
+        (ROLLING, continued(), "one. one. "),
+        (GENERATE % "never", continued(), "In very short"),
+    ],
+    ids=["multiple choice", "rolling", "generated"],
+)
+def test_a_sample_that_the_model_says_no_numbers_of_is_nan(
+    tmp_path: Path,
+    sharp_llama: Any,
+    tokenizer: Any,
+    body: str,
+    rows: list[dict[str, Any]],
+    mark: str,
+) -> None:
+    """One logit of another token, in the second sample only."""
+    task = task_of(yaml_of(tmp_path, body, rows), tokenizer, batch_size=2)
+
+    def forward(batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+        logits = forward_of(sharp_llama)(batch, positions)
+        for row, text in enumerate(tokenizer.batch_decode(batch.input_ids)):
+            if mark in text:
+                logits[row, :, 3] = float("nan")
+        return logits
+
+    items = range(len(rows))
+    plain = task.run(forward_of(sharp_llama), items)
+    spoilt = task.run(forward, items)
+    assert np.isfinite(plain).all()
+    assert [bool(np.isnan(row).any()) for row in spoilt] == [index == 1 for index in items]
+    others = [index for index in items if index != 1]
+    np.testing.assert_array_equal(spoilt[others], plain[others])
+
+
+def test_text_that_the_model_cannot_write_is_an_error(tiny_llama: Any, tokenizer: Any) -> None:
+    def forward(batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+        logits = forward_of(tiny_llama)(batch, positions)
+        long = batch.attention_mask.sum(1) > 12
+        return torch.where(long[:, None, None], torch.nan, logits)
+
+    module = importlib.import_module("quantkit.tasks.harness_model")
+    instance = importlib.import_module("lm_eval.api.instance").Instance
+    model = module.HarnessModel(forward, module.Encoder(tokenizer))
+    requests = [
+        instance("generate_until", {}, (text, {"max_gen_toks": 4}), 0)
+        for text in ("short", "a long one of many bytes")
+    ]
+    (text,) = model.generate_until(requests[:1])
+    assert text
+    with pytest.raises(ProbeError, match="after 'a long one of many bytes' the model computes NaN"):
+        model.generate_until(requests)
 
 
 def test_our_model_serves_the_harness_itself(

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from quantkit.calib_sets import TokenBatch
-from quantkit.calib_sets.plain_text import plain_text
+from quantkit.calib_sets.plain_text import documents_of, joined
 from quantkit.errors import InputError
 from quantkit.jobs.tasks import MultipleChoiceSpec
-from quantkit.tasks.choice_items import made_from, read_items, sampled
+from quantkit.tasks.choice_items import made_from, read_items
+from quantkit.tasks.items import sampled
 from quantkit.tasks.multiple_choice import MultipleChoice
 
 ROWS = [
@@ -96,7 +97,7 @@ def test_figures_are_numpys_at_every_batch_size(
     norm, plain = task.scores(rows).metrics
     assert (norm.name, plain.name) == ("acc_norm", "acc")
     assert norm.chance == pytest.approx((1 / 2 + 1 / 4 + 1 / 2 + 1 / 3) / 4)
-    assert norm.trials and norm.higher_is_better
+    assert norm.trials and norm.higher_is_better and norm.is_share and plain.is_share
     assert norm.value == np.mean([row[0] for row in expected])
 
 
@@ -111,6 +112,30 @@ def test_length_decides_between_acc_and_acc_norm(tmp_path: Path, tokenizer: Any)
     rows = [{"ctx": "a", "endings": ["bc", "b" * 30], "label": label} for label in (0, 1)]
     task = task_of(written(tmp_path / "x.jsonl", rows), tokenizer)
     assert rows_of(task, forward).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def _indifferent(batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+    """Every byte is as likely as any other."""
+    return torch.zeros(len(batch.input_ids), len(positions), 257)
+
+
+def test_the_length_of_an_ending_is_in_bytes(tmp_path: Path, tokenizer: Any) -> None:
+    """With the space before them 7 and 5 tokens: 7/6 a byte against 5/4, but 7/3 a character."""
+    rows = [{"ctx": "a", "endings": ["\u00e9" * 3, "bcde"], "label": label} for label in (0, 1)]
+    task = task_of(written(tmp_path / "x.jsonl", rows), tokenizer)
+    assert rows_of(task, _indifferent).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("label", [0, 1, 2])
+def test_who_prefers_no_ending_is_wrong(tmp_path: Path, tokenizer: Any, label: int) -> None:
+    """A tie is no answer, wherever the right one stands; a worse ending that ties harms nobody."""
+    tied = {"ctx": "a", "endings": ["bc", "de", "fg"], "label": label}
+    best = {"ctx": "a", "endings": ["bcdefg", "hijkln"], "label": 0}
+    best["endings"].insert(label, "x")  # type: ignore[attr-defined]
+    best["label"] = label
+    task = task_of(written(tmp_path / "x.jsonl", [tied, best]), tokenizer)
+    # by length the long ones are likelier: they tie before the short one
+    assert rows_of(task, _indifferent).tolist() == [[0.0, 0.0], [0.0, 1.0]]
 
 
 def test_likelihoods_that_are_no_numbers_show(source: str, tokenizer: Any) -> None:
@@ -188,7 +213,7 @@ def test_a_file_without_items_is_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pydoc() -> str:
-    return plain_text("pydoc")
+    return joined(documents_of("pydoc"))
 
 
 def flat(text: str) -> str:
@@ -197,7 +222,7 @@ def flat(text: str) -> str:
 
 def test_made_items_are_true_and_fair(pydoc: str) -> None:
     start = 100_000
-    items = made_from(pydoc, items=80, seed=3, start=start)
+    items = made_from(pydoc, items=80, seed=3, seen=pydoc[:start])
     rest = flat(pydoc[start:])
     assert len(items) == 80
     end = 0
@@ -222,18 +247,18 @@ def test_made_items_are_true_and_fair(pydoc: str) -> None:
 
 def test_a_paragraph_that_was_seen_makes_no_item(pydoc: str) -> None:
     text = pydoc[:60_000]
-    once = _count(text, 0)
+    once = _count(text)
     assert once > 10
     # calibration has seen the first copy; the second is no news
-    assert _count(text + "\n\n" + text, 0) == once
+    assert _count(text + "\n\n" + text) == once
     with pytest.raises(InputError, match="has 0 words of prose"):
-        made_from(text + "\n\n" + text, items=1, seed=0, start=len(text) + 2)
+        made_from(text + "\n\n" + text, items=1, seed=0, seen=text)
 
 
-def _count(text: str, start: int) -> int:
+def _count(text: str) -> int:
     """How many items a text gives, as the error says."""
     with pytest.raises(InputError) as error:
-        made_from(text, items=10**6, seed=0, start=start)
+        made_from(text, items=10**6, seed=0)
     found = re.search(r"give (\d+) multiple-choice", str(error.value))
     assert found is not None
     return int(found[1])
@@ -269,8 +294,9 @@ def test_code_and_tables_are_no_prose() -> None:
 
 
 def test_too_little_text_says_how_much_there_is(pydoc: str) -> None:
-    with pytest.raises(InputError, match=r"words of prose after character 450000.* expected 500"):
-        made_from(pydoc, items=500, seed=0, start=450_000)
+    said = r"has \d+ words of prose that calibration has not seen, .* expected 500"
+    with pytest.raises(InputError, match=said):
+        made_from(pydoc, items=500, seed=0, seen=pydoc[:450_000])
 
 
 def test_items_are_made_where_the_task_names_no_file(tokenizer: Any) -> None:
@@ -280,8 +306,16 @@ def test_items_are_made_where_the_task_names_no_file(tokenizer: Any) -> None:
     assert all(len(pairs) == 4 for pairs in task.pairs)
 
 
+def test_no_item_is_made_of_what_calibration_has_seen(tokenizer: Any, pydoc: str) -> None:
+    seen = pydoc[:100_000]
+    task = task_of(None, tokenizer, items=40, seen=seen)
+    words = flat(seen)
+    assert not any(item.ctx.split("\n\n")[0] in words for item in task.items)
+    assert any(item.ctx.split("\n\n")[0] in words for item in task_of(None, tokenizer).items)
+
+
 def test_a_set_without_text_is_an_error() -> None:
     with pytest.raises(InputError, match="holds images: expected text"):
-        plain_text("shapes")
+        documents_of("shapes")
     with pytest.raises(InputError, match="no such file or folder"):
-        plain_text("nowhere.txt")
+        documents_of("nowhere.txt")

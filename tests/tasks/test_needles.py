@@ -135,6 +135,28 @@ def test_one_wrong_token_of_the_second_answer_costs_the_sample(digit: int) -> No
     assert exact.total.sum() == expected.all(1).sum()
 
 
+def test_an_answer_that_is_no_number_is_neither_right_nor_wrong() -> None:
+    """NaN where a token of the second answer is decided: the first one stands."""
+    task = Needles.of(NeedlesSpec(needles=3, queries=2, tokens=900), _byte_ids(), samples=2)
+    spoilt = {task.samples[1].pairs[1].positions[3]}
+    reader = Reader()
+
+    def forward(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
+        logits = reader(batch, positions)
+        assert positions is not None
+        for column, position in enumerate(positions.tolist()):
+            if position in spoilt:
+                logits[1, column, 5] = float("nan")
+        return logits
+
+    np.testing.assert_array_equal(task.run(forward, [0, 1]), [[1, 1], [1, np.nan]])
+
+    def nothing(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
+        return torch.full_like(reader(batch, positions), float("nan"))
+
+    assert np.isnan(_rows(task, nothing)).all()
+
+
 def _decoded(model: LlamaForCausalLM, ids: Sequence[int], steps: int) -> list[int]:
     """Greedy decoding, one whole forward pass a token."""
     found = list(ids)
@@ -247,6 +269,7 @@ def test_chance_is_naming_numbers_of_the_context(
     task = Needles.of(spec, _byte_ids(), samples=2)
     first, second = task.scores(np.zeros((2, queries))).metrics
     assert (first.name, first.trials, first.chance) == ("exact_match", True, pytest.approx(exact))
+    assert first.is_share and second.is_share
     assert (second.name, second.trials) == ("query_accuracy", False)
     assert second.chance == pytest.approx(query)
 
@@ -280,6 +303,32 @@ def test_items_are_a_function_of_the_seed_and_none_of_a_calibration_sets() -> No
 def test_a_limit_that_is_too_short_says_how_much_is_needed() -> None:
     with pytest.raises(InputError, match=r"64 tokens are too few; .* a prompt has \d{3}"):
         Needles.of(NeedlesSpec(tokens=64), _byte_ids(), samples=1)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "positions", "limit"),
+    [(2000, 1000, 1000), (1000, 2000, 1000), (1000, None, 1000)],
+    ids=["the model has fewer", "the model has more", "the model does not say"],
+)
+def test_a_prompt_is_no_longer_than_the_model(
+    seq_len: int, positions: int | None, limit: int
+) -> None:
+    task = Needles.of(
+        NeedlesSpec(), _byte_ids(), samples=2, seq_len=seq_len, max_length=positions
+    )  # fmt: skip
+    sizes = [_tokens(_byte_ids(), task, item) for item in range(2)]
+    assert all(limit - 130 < size <= limit for size in sizes)
+    assert task.seq_len == limit
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
+    said = r"1025 tokens are more than the 1024 positions of the model: give tokens=1024 or fewer"
+    with pytest.raises(InputError, match=said):
+        Needles.of(NeedlesSpec(tokens=1025), _byte_ids(), samples=1, max_length=1024)
+    task = Needles.of(NeedlesSpec(tokens=1024), _byte_ids(), samples=1, max_length=1024)
+    assert task.seq_len == 1024
+    with pytest.raises(InputError, match="300 tokens are too few"):
+        Needles.of(NeedlesSpec(), _byte_ids(), samples=1, max_length=300)
 
 
 def test_smollm2_finds_a_single_needle(smollm2: LoadedModel) -> None:

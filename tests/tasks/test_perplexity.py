@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from quantkit.calib_sets import TokenBatch, TokenSlice, text_slice
 from quantkit.tasks.perplexity import Perplexity, score_blocks
@@ -25,9 +27,12 @@ def forward_of(model: Any) -> Any:
 
 def random_text(lengths: tuple[int, ...] = LENGTHS) -> TokenSlice:
     generator = torch.Generator().manual_seed(3)
-    ids = tuple(torch.randint(0, 94, (n,), generator=generator) for n in lengths)
+    return text_of(*(torch.randint(0, 94, (n,), generator=generator) for n in lengths))
+
+
+def text_of(*ids: Tensor) -> TokenSlice:
     return TokenSlice(
-        source="random", source_sha256="0", ids=ids, seq_len=max(lengths), skip=0, bos="never"
+        source="made", source_sha256="0", ids=ids, seq_len=max(map(len, ids)), skip=0, bos="never"
     )
 
 
@@ -108,6 +113,18 @@ def test_bytes_are_those_of_the_predicted_text(
     (tmp_path / "text.txt").write_text("abcdefgh" * 20)
     bos = Perplexity.of(text_slice(source, bos_tokenizer, seq_len=64, samples=2), bos_tokenizer, 4)
     assert bos.predicted_bytes == (63, 63)
+
+
+def test_the_space_before_the_first_predicted_word_is_predicted_too() -> None:
+    """Decoders of SentencePiece's kind drop a space that begins, so that a part is too short."""
+    words = ["\u2581one", "\u2581two", "\u2581three"]
+    whole = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    whole.pre_tokenizer = pre_tokenizers.Metaspace()
+    whole.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole)
+    assert tokenizer.decode([1, 2]) == "two three"
+    task = Perplexity.of(text_of(torch.tensor([0, 1, 2]), torch.tensor([2, 0, 0])), tokenizer, 2)
+    assert task.predicted_bytes == (len(" two three"), len(" one one"))
 
 
 def test_the_same_text_has_the_same_hash_with_a_bos_and_without(
