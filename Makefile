@@ -1,5 +1,7 @@
 # Needs: python3 (>= 3.11), a package index. Everything lands in $(VENV).
 VENV ?= .venv
+# Processes that share the tests; each holds a model of 0.6 GB.
+WORKERS ?= 2
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -18,7 +20,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/recording.py
@@ -29,7 +31,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/logits.py
 	$(BIN)/python -m pip download --no-deps --no-binary :all: -d benchmarks/data bigbench==1.0.0
 	$(BIN)/python benchmarks/bigbench.py --archive benchmarks/data/bigbench-1.0.0.tar.gz
-	$(BIN)/quantkit sweep smollm2 --items 200 --batch-size 16 --out reports/bigbench \
+	$(BIN)/quantkit sweep smollm2 --items 200 --granularity tensor,row --batch-size 16 --out reports/bigbench \
 		--task multiple-choice=benchmarks/data/step_inference.jsonl,multiple-choice=benchmarks/data/social_iqa.jsonl
 	$(BIN)/quantkit report reports/bigbench
 

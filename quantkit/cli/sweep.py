@@ -16,7 +16,12 @@ from quantkit.reporting import plan_text, sweep_text
 from quantkit.results import dumps
 
 _LABELS = "LABEL=MODEL names one; models with one label are seeds of one model."
-_WORDS = "none, w8a8, w4a16:group64, w8a8:token, nf4, llm-int8, qk8, probs8, kv4, logits8:head"
+_WORDS = (
+    "Other recipes to measure beside, a comma between; parts of one are joined by +, options "
+    "follow a colon: w4:group64, w8a8 (static: needs --ranges), w8a8:token (does not), nf4, fp4, "
+    "llm-int8, qk8, probs8, kv4, logits8:head:static. The float row is always measured. The "
+    "grammar stands in the README."
+)
 
 
 def sweep(
@@ -35,7 +40,8 @@ def sweep(
             metavar="LIST",
             help="What is measured: perplexity, multiple-choice[=FILE.jsonl], "
             "needles[:needles=N:queries=N:tokens=N:depths=A/B], icl[:labels=N:shots=N:orders=N], "
-            "lm-eval=TASK, image-classification=FOLDER.",
+            "lm-eval=TASK, image-classification=FOLDER. Defaults: 4 needles, 2 of them asked; 4 "
+            "labels, 32 shots, 5 orders.",
         ),
     ] = "perplexity",
     bits: options.Bits = "16,8,6,4",
@@ -61,7 +67,7 @@ def sweep(
             "--quantize",
             metavar="LIST",
             show_default=False,
-            help=f"Other recipes to measure beside, joined by +: {_WORDS}.",
+            help=_WORDS,
         ),
     ] = None,
     ranges: Annotated[
@@ -104,7 +110,9 @@ def sweep(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the cells and about how long they take; write nothing."
+            "--dry-run",
+            help="Print what would run and about how long it takes, which needs the models and a "
+            "short run of each recipe; write nothing.",
         ),
     ] = False,
     out: options.Out = None,

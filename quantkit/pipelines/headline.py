@@ -14,14 +14,19 @@ row by itself, without a correction for the number of rows that were tried.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from quantkit.numerics.resampling import LEAST_UNITS
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
 from quantkit.results import Cell, Delta, SeedSpread, TaskInfo
 from quantkit.sweeps.figures import logits_alone
+
+LEAST_ITEMS: Final = 381
+"""Items of an accuracy from which Tango's interval ends within 1 point where none differs."""
 
 
 def headline(
@@ -156,10 +161,11 @@ def _one_model(found: _Found, base: Cell) -> Iterator[str]:
 def _none_level(found: _Found, own: Sequence[Delta], within: str, base: Cell) -> str:
     """Returns that nothing is shown, which with few units says nothing about the bits."""
     float_row = f"within {within} of the float {found.what()} {_figure(base.value)} at 95 %"
-    if base.n < LEAST_UNITS:
+    needed = LEAST_ITEMS if found.metric in (found.task.shares or ()) else LEAST_UNITS
+    if base.n < needed:
         return (
             f"n = {base.n} {found.task.unit} are too few to show that a width of the attention "
-            f"logits stays {float_row} ({LEAST_UNITS} are needed)"
+            f"logits stays {float_row} ({needed} are needed, or more)"
         )
     return f"no tried width of the attention logits is shown to stay {float_row}"
 
@@ -353,6 +359,8 @@ def _figure(value: float) -> str:
 
 
 def _with_interval(delta: Delta) -> str:
+    if math.isnan(delta.ci_low):
+        return f"{_signed(delta.value)} (no interval from n = {delta.n})"
     return f"{_signed(delta.value)} [{_signed(delta.ci_low)}, {_signed(delta.ci_high)}]"
 
 

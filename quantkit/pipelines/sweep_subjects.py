@@ -29,7 +29,7 @@ from quantkit.pipelines.held_out import HeldOut, held_out, read_ranges, require_
 from quantkit.pipelines.inputs import load_decoder, require_names
 from quantkit.pipelines.weights import read_weights
 from quantkit.processes import Processes
-from quantkit.results import Ranges
+from quantkit.results import ModelInfo, Ranges
 from quantkit.sweeps import Subject
 from quantkit.tasks import Icl, ImageClassification, LmEval, MultipleChoice, Needles, Perplexity
 from quantkit.tasks.task import Task
@@ -135,6 +135,7 @@ def _load_all(job: SweepJob, processes: Processes) -> list[tuple[LoadedModel, st
         name = _name(named, index, loaded.name)
         found.append((replace(loaded, name=name), model.label or name))
     require_names([loaded for loaded, _ in found])
+    _require_seeds(named, [loaded for loaded, _ in found])
     labels = {model.label for model in named if model.label}
     for model, (loaded, _) in zip(named, found, strict=True):
         if not model.label and loaded.name in labels:
@@ -143,6 +144,21 @@ def _load_all(job: SweepJob, processes: Processes) -> list[tuple[LoadedModel, st
                 "for one of its seeds: choose another label, or give that one a label too."
             )
     return found
+
+
+def _require_seeds(named: Sequence[NamedModel], models: Sequence[LoadedModel]) -> None:
+    """Raises InputError for models of one label that cannot be seeds of one model."""
+    first: dict[str, ModelInfo] = {}
+    for model, loaded in zip(named, models, strict=True):
+        info = loaded.info()
+        known = first.setdefault(model.label, info) if model.label else info
+        sizes = [(one.architecture, one.parameters) for one in (known, info)]
+        if sizes[0] != sizes[1]:
+            said = [f"{name} of {count:,} parameters" for name, count in sizes]
+            raise InputError(
+                f"label {model.label!r} stands for a {said[0]} and, as {model.source}, for a "
+                f"{said[1]}: expected seeds of one model. Give it another label."
+            )
 
 
 def _load(job: SweepJob, source: str) -> LoadedModel:

@@ -68,7 +68,7 @@ class Quantizers:
 @contextmanager
 def fake_quantized(
     model: PreTrainedModel,
-    recipe: Recipe,
+    recipe: Recipe | str,
     ranges: Mapping[str, Range] | None = None,
     *,
     keep: Collection[str] = (),
@@ -91,6 +91,7 @@ def fake_quantized(
         ProbeError: NaN or inf in what is quantized, by name; on leaving without an exception, a
             quantizer that never fired, by name.
     """
+    recipe = Recipe.parse(recipe) if isinstance(recipe, str) else recipe
     listed = quantizer_names(model, recipe)
     if keep:
         require_known(keep, every_quantizer(model), "to keep in float")

@@ -52,7 +52,8 @@ def _channel_chart(label: str, group: GroupStats, colour: int) -> ChannelChart:
     low, high = math.log10(positive[0]), math.log10(positive[-1])
     pad = 0.08 * (high - low) or 0.5
     low, high = low - pad, high + pad
-    left, right = charts.LEFT, charts.WIDTH - charts.RIGHT
+    heights = {y: tick_text(y) for y in nice_ticks(low, high, True) if y > 0}
+    left, right = charts.left_of(heights.values()), charts.WIDTH - charts.RIGHT
     upper, lower = charts.TOP, charts.HEIGHT - charts.BOTTOM
 
     def to_x(channel: float) -> float:
@@ -91,9 +92,8 @@ def _channel_chart(label: str, group: GroupStats, colour: int) -> ChannelChart:
             for c in nice_ticks(0, len(values) - 1, False)
             if c == int(c)
         ),
-        y_ticks=tuple(
-            Tick(at=to_y(y), text=tick_text(y)) for y in nice_ticks(low, high, True) if y > 0
-        ),
+        y_ticks=tuple(Tick(at=to_y(y), text=text) for y, text in heights.items()),
+        left=left,
         note=f"Largest channels: {largest}. The dashed line is the median channel, "
         f"{number(middle)}; ratio {number(group.channel_ratio)}.",
     )

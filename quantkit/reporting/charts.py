@@ -8,17 +8,19 @@ works on a light and on a dark page.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantkit.reporting.collect import Run, labels
 from quantkit.reporting.sweep_groups import hue_names
-from quantkit.reporting.text import number
+from quantkit.reporting.text import number, text_width
 
 COLOURS = 8
 """Number of hues in the style sheet (`--c0` to `--c7`); further models start over."""
 WIDTH, HEIGHT = 480.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 44.0
+TITLE_END = 18.0
+"""Where the upright title of an axis ends, on the right; its baseline is at 12."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,11 +257,13 @@ def line_chart(
     low, high = min(ends), max(ends)
     pad = 0.06 * (high - low) or 0.5
     low, high = low - pad, high + pad
-    x_span = (WIDTH - RIGHT - LEFT) / max(1, len(x_names))
+    heights = {y: tick_text(y) for y in nice_ticks(low, high, log) if drawable(y)}
+    left = left_of(heights.values())
+    x_span = (WIDTH - RIGHT - left) / max(1, len(x_names))
     y_span = HEIGHT - BOTTOM - TOP
 
     def to_x(x: float) -> float:
-        return rounded(LEFT + (x + 0.5) * x_span)
+        return rounded(left + (x + 0.5) * x_span)
 
     def to_y(y: float) -> float:
         return rounded(TOP + (high - scaled(y)) / (high - low) * y_span)
@@ -298,13 +302,17 @@ def line_chart(
         x_label=x_label,
         y_label=y_label,
         x_ticks=tuple(Tick(at=to_x(i), text=name) for i, name in enumerate(x_names) if name),
-        y_ticks=tuple(
-            Tick(at=to_y(y), text=tick_text(y)) for y in nice_ticks(low, high, log) if drawable(y)
-        ),
+        y_ticks=tuple(Tick(at=to_y(y), text=text) for y, text in heights.items()),
         series=tuple(series),
+        left=left,
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
         rules=tuple(Tick(at=to_y(y), text=words) for y, words in rules if drawable(y)),
     )
+
+
+def left_of(ticks: Iterable[str]) -> float:
+    """Returns where the axis stands, so that no tick's text reaches the title beside it."""
+    return rounded(max([LEFT, *(TITLE_END + 6.0 + text_width(text) for text in ticks)]))
 
 
 def tick_text(value: float) -> str:

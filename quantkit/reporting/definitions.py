@@ -205,7 +205,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         term="interval",
-        meaning="95 %, from resampling blocks (perplexity) or items (accuracies).",
+        meaning="95 %, from resampling blocks (perplexity) or items (accuracies); widened for "
+        "shares to score intervals.",
     ),
     Definition(
         term="gates",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
-import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from quantkit.reporting.charts import Label, LineChart, Series, rounded
 from quantkit.reporting.collect import Run
 from quantkit.reporting.dot_charts import DotChart, DotSeries
 from quantkit.reporting.sweep_charts import named_charts, named_recipe_charts
-from quantkit.reporting.text import clipped, printable
+from quantkit.reporting.text import CHARACTER, clipped, printable, text_width
 
 SHOWN_WIDTH: Final = 640
 """Pixels, of an image that a page does not scale."""
@@ -44,7 +43,6 @@ _MARK: Final = re.compile(rb"<!-- quantkit report ([0-9a-f]{64}) -->\n\Z")
 """The last line of a picture: the hash of all before it."""
 _MARGIN: Final = 14.0
 _LINE: Final = 18.0
-_CHARACTER: Final = 7.0  # of 12 px in a wide sans serif; wide characters take two
 _SAMPLE: Final = 40.0
 
 
@@ -193,16 +191,10 @@ def _legend(
     for one in series:
         name = printable(one.name)
         while text_width(name) > room - _SAMPLE:
-            name = clipped(name, min(len(name) - 1, int((room - _SAMPLE) / _CHARACTER)))
+            name = clipped(name, min(len(name) - 1, int((room - _SAMPLE) / CHARACTER)))
         wide = _SAMPLE + text_width(name)
         if x > 0 and x + wide > room:
             x, y = 0.0, y + _LINE
         keys.append((one, Label(x=rounded(_MARGIN + x), y=rounded(y), text=name)))
         x += wide + 18.0
     return tuple(keys), y + 12.0
-
-
-def text_width(text: str) -> float:
-    """Returns about how many SVG units a text of 12 px takes, and rather more than less."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return _CHARACTER * (len(text) + wide)

@@ -136,13 +136,13 @@ def named_recipe_charts(run: Run) -> tuple[tuple[str, DotChart], ...]:
 
 def _hue(one: Measured, cells: Iterable[Cell]) -> str:
     """Returns what has the cells' colour: the model, or the group of several seeds."""
-    found = {c.group if (c.model, c.recipe) in one.spreads else c.model for c in cells}
+    found = {c.group if (c.model, c.recipe) in one.seeds else c.model for c in cells}
     return min(found)
 
 
 def _words(one: Measured, cell: Cell) -> str:
     """Returns value, interval, spread and mark, for a tooltip."""
-    text = f"{one.value(cell.value)} {one.span(cell.ci_low, cell.ci_high)}"
+    text = one.text(cell)
     seeds = one.spreads.get((cell.model, cell.recipe))
     if seeds is not None:
         text += f", seeds from {one.value(seeds.low)} to {one.value(seeds.high)}"

@@ -60,8 +60,10 @@ _ORDERS: Final = Definition(
 _LEVEL: Final = Definition(
     term="level with",
     meaning="Not worse by more than a margin fixed beforehand (1 point of accuracy, 1 % of "
-    "perplexity, and of bits per byte what that amounts to), at 95 %, on the same items. A row "
-    "that is not level has not been shown to lose: there may be too few items.",
+    "perplexity, and of bits per byte what that amounts to), at 95 %, on the same items, at least "
+    "6 units; perplexities and bits per byte also pass Student's t. Better = level, and all of the "
+    "interval is a gain. A row that is not level has not been shown to lose: there may be too few "
+    "items.",
     formula="the end of the paired 95 % interval on the side of a loss lies within the margin",
     unlike="An interval that contains zero proves nothing: few items make it wide.",
 )
@@ -79,8 +81,8 @@ _SPREAD: Final = Definition(
     term="spread of seeds",
     meaning="How far models trained from different seeds are apart: standard deviation with n - 1, "
     "lowest and highest. A band in pictures.",
-    unlike="The sampling error is of one model on other items; whiskers of several seeds show "
-    "1.96 times its root mean square about their mean.",
+    unlike='The sampling error is of one model on other items; whiskers and "sampling" of seeds '
+    "are 1.96 times its root mean square about their mean.",
 )
 _FLOAT_FEATURES: Final = Definition(
     term="float_features_frac",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Final
 
 from quantkit.reporting.collect import Run
@@ -40,6 +41,7 @@ class Measured:
         spreads: (group, recipe) -> how far seeds are apart.
         verdicts: (group, recipe) -> the chance verdict that holds for every seed, where a model of
             the cells stands for several.
+        seeds: (group, recipe) -> the cells of each seed, where a model stands for several.
         note: What a reader of the cells has to know.
     """
 
@@ -53,6 +55,7 @@ class Measured:
     deltas: dict[tuple[str, str], Delta] = field(default_factory=dict)
     spreads: dict[tuple[str, str], SeedSpread] = field(default_factory=dict)
     verdicts: dict[tuple[str, str], ChanceVerdict | None] = field(default_factory=dict)
+    seeds: dict[tuple[str, str], tuple[Cell, ...]] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -92,6 +95,41 @@ class Measured:
             return f"[{low:.2f}, {high:.2f}]"
         return f"[{number(low)}, {number(high)}]"
 
+    def reach(self, cell: Cell) -> str:
+        """Returns the interval of a cell in brackets; of several seeds, one's sampling error.
+
+        The latter is no interval of the mean that it stands beside, so it is said in words.
+        """
+        if (cell.model, cell.recipe) not in self.seeds:
+            return self.span(cell.ci_low, cell.ci_high)
+        half = cell.ci_high - cell.value
+        if math.isnan(half):
+            return f"sampling {NOT_AVAILABLE}"
+        return f"sampling ±{f'{half:.3f}' if self.is_share else number(half, 3)}"
+
+    def text(self, cell: Cell) -> str:
+        """Returns value and `reach` of a cell."""
+        comma = "," if (cell.model, cell.recipe) in self.seeds else ""
+        return f"{self.value(cell.value)}{comma} {self.reach(cell)}"
+
+    def scatter(self, cell: Cell) -> str:
+        """Returns the standard deviation of the seeds behind a cell, or ""."""
+        seeds = self.spreads.get((cell.model, cell.recipe))
+        return "" if seeds is None else f"sd {self.value(seeds.sd)}"
+
+    def pair(self, cell: Cell, base: Cell) -> tuple[float, float]:
+        """Returns both values; of several seeds, the means over those that have both cells.
+
+        NaN where no seed has both.
+        """
+        mine = self.seeds.get((cell.model, cell.recipe), (cell,))
+        bases = self.seeds.get((base.model, base.recipe), (base,))
+        starts = {one.model: one.value for one in bases}
+        both = [(one.value, starts[one.model]) for one in mine if one.model in starts]
+        if not both:
+            return math.nan, math.nan
+        return fmean(value for value, _ in both), fmean(start for _, start in both)
+
     def change(self, difference: float, base: float) -> str:
         """Returns a difference from `base`: of shares in their own units, else in percent of it."""
         if not (math.isfinite(difference) and math.isfinite(base)):
@@ -105,6 +143,13 @@ class Measured:
     def changes(self, low: float, high: float, base: float) -> str:
         """Returns the interval of a difference in brackets."""
         return f"[{self.change(low, base)}, {self.change(high, base)}]"
+
+    def level_word(self, delta: Delta) -> str:
+        """Returns `better` (all of the interval is a gain), `level`, `not shown` or `n/a`."""
+        if delta.is_level is None:
+            return NOT_AVAILABLE
+        is_gain = delta.ci_low > 0 if self.higher_is_better else delta.ci_high < 0
+        return ("better" if is_gain else "level") if delta.is_level else "not shown"
 
     def float_cell(self, model: str) -> Cell | None:
         """Returns the model's float row."""
@@ -176,29 +221,52 @@ def _round(value: float) -> str:
 
 
 def sweeps(run: Run) -> tuple[Sweep, ...]:
-    """Returns all sweeps; a model that two files measured differently bears its file's place."""
+    """Returns all sweeps; what two files call the same and is not bears its file's place.
+
+    That is a model that they measured differently, and a group of other members: seeds are of one
+    file. A group's models get the place together, but for those that no file had before.
+    """
     seen: dict[tuple[str, ...], Cell] = {}
+    members: dict[str, set[str]] = {}
     found = []
     for one in run.sweeps:
         result = one.result
+        mine = _members(result)
         differing = {cell.model for cell in result.cells if seen.get(_key(cell), cell) != cell}
-        names = {name: f"{name} [{one.place}]" for name in differing}
-        result = _renamed(result, names) if names else result
+        again = {group for group, models in mine.items()
+                 if models & differing or members.get(group, models) != models}  # fmt: skip
+        if again:
+            known = {model for models in members.values() for model in models}
+            moved = {model for group in again for model in mine[group]} & known
+            ending = f" [{one.place}]"
+            result = _renamed(
+                result,
+                {model: f"{model}{ending}" for model in moved},
+                {group: f"{group}{ending}" for group in again},
+            )
         seen |= {_key(cell): cell for cell in result.cells}
+        for group, models in _members(result).items():
+            members.setdefault(group, models)
         found.append(result)
     return tuple(found)
+
+
+def _members(sweep: Sweep) -> dict[str, set[str]]:
+    """Returns group -> its models."""
+    found: dict[str, set[str]] = {}
+    for cell in sweep.cells:
+        found.setdefault(cell.group or cell.model, set()).add(cell.model)
+    return found
 
 
 def _key(cell: Cell) -> tuple[str, ...]:
     return cell.model, cell.recipe, cell.task, cell.metric
 
 
-def _renamed(sweep: Sweep, names: dict[str, str]) -> Sweep:
+def _renamed(sweep: Sweep, models: dict[str, str], groups: dict[str, str]) -> Sweep:
     def name(old: str) -> str:
-        return names.get(old, old)
+        return models.get(old, old)
 
-    groups = {cell.group: f"{cell.group}{name(cell.model)[len(cell.model) :]}"
-              for cell in sweep.cells if cell.model in names and cell.group}  # fmt: skip
     return replace(
         sweep,
         cells=[

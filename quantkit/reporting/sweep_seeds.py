@@ -15,8 +15,9 @@ from quantkit.results import AttentionMass, Cell, ChanceVerdict, Delta, SeedSpre
 _Z: Final = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % of a Gaussian, for the mean of several seeds."""
 SEEDS_NOTE: Final = (
-    "Of several seeds: their mean, the 95 % interval of one seed's sampling error, and their "
-    "standard deviation; paired intervals hold those of all seeds, and marks are true of all."
+    "Of several seeds: mean, 95 % of one seed's sampling error (no interval of the mean) and sd. "
+    "Changes are over seeds with both cells; paired intervals hold those of all, and marks are "
+    "true of all."
 )
 
 
@@ -51,6 +52,7 @@ def pooled(one: Measured) -> Measured:
         deltas=deltas,
         spreads={key: SeedSpread.of(mine) for key, mine in several.items() if len(mine) > 1},
         verdicts={key: _verdict(mine) for key, mine in several.items()},
+        seeds={key: tuple(mine) for key, mine in several.items()},
         note=SEEDS_NOTE,
     )
 

@@ -42,8 +42,9 @@ def bit_table(one: Measured) -> Table:
     """Returns the table of one task and metric."""
     rows = bit_rows(one.cells)
     bits = widths(rows)
+    said = "mean, sampling and sd" if one.is_pooled else "value [95 % interval]"
     table = Table(
-        title=f"Sweep: {one.words}, value [95 % interval] by bits of the attention logits",
+        title=f"Sweep: {one.words}, {said} by bits of the attention logits",
         columns=(
             "model", "linear layers and others", "scale of the logits",
             *(f"{width} bits" for width in bits),
@@ -71,9 +72,10 @@ def _bit_text(one: Measured, cell: Cell | None, row: BitRow) -> str:
     if cell is None:
         return NOT_AVAILABLE
     base = row.cells.get(UNQUANTIZED_BITS)
-    text = f"{one.value(cell.value)} {one.span(cell.ci_low, cell.ci_high)}"
+    text = ", ".join(filter(None, (one.text(cell), one.scatter(cell))))
     if base is not None and cell is not base:
-        text += f" ({one.change(cell.value - base.value, base.value)})"
+        value, start = one.pair(cell, base)
+        text += f" ({one.change(value - start, start)})"
     return f"{text} {one.mark(cell)}".rstrip()
 
 
@@ -86,20 +88,18 @@ def recipe_table(one: Measured) -> Table:
         seeds = one.spreads.get((cell.model, cell.recipe))
         change = span = level = ""
         if cell.recipe != FLOAT and base is not None:
-            difference = cell.value - base.value if delta is None else delta.value
-            change = one.change(difference, base.value)
-            span = (
-                NOT_AVAILABLE
-                if delta is None
-                else one.changes(delta.ci_low, delta.ci_high, base.value)
-            )
-            level = LEVEL_WORDS[None if delta is None or one.chance_mark(base) else delta.is_level]
+            value, start = one.pair(cell, base)
+            change = one.change(value - start if delta is None else delta.value, start)
+            span = level = NOT_AVAILABLE
+            if delta is not None:
+                span = one.changes(delta.ci_low, delta.ci_high, start)
+                level = NOT_AVAILABLE if one.chance_mark(base) else one.level_word(delta)
         rows.append(
             (
                 cell.model,
                 cell.recipe,
                 f"{one.value(cell.value)} {one.chance_mark(cell)}".rstrip(),
-                one.span(cell.ci_low, cell.ci_high),
+                one.reach(cell),
                 change,
                 span,
                 level,
@@ -109,8 +109,8 @@ def recipe_table(one: Measured) -> Table:
     table = Table(
         title=f"Sweep: {one.words}, other recipes against float",
         columns=(
-            "model", "recipe", "value", "95 % interval", "change", "paired interval", "level",
-            "sd",
+            "model", "recipe", "value", "95 % sampling" if one.is_pooled else "95 % interval",
+            "change", "paired interval", "level", "sd",
         ),
         rows=tuple(rows),
         text_columns=2,
@@ -135,7 +135,7 @@ def delta_table(run: Run) -> Table:
                 (
                     delta.model, delta.recipe, _reference(delta), delta.task, delta.metric,
                     "" if one is None else one.margin(delta) or NOT_AVAILABLE,
-                    LEVEL_WORDS[delta.is_level],
+                    LEVEL_WORDS[delta.is_level] if one is None else one.level_word(delta),
                     number(delta.value), f"[{number(delta.ci_low)}, {number(delta.ci_high)}]",
                     number(delta.n),
                 )
@@ -147,7 +147,8 @@ def delta_table(run: Run) -> Table:
         rows=tuple(rows),
         text_columns=7,
         note="The recipe minus what it is compared with, on the same items, resampled in pairs; in "
-        "the metric's own units.",
+        "the metric's own units. level = no loss of more than the margin; better = all of the "
+        "interval is a gain.",
     )  # fmt: skip
     unsaid = [name for name in ("margin", "level") if _says_nothing(table, name)]
     for name in unsaid:

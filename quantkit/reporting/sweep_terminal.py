@@ -15,7 +15,6 @@ from quantkit.reporting.sweep_groups import Measured, measured, sweeps
 from quantkit.reporting.sweep_rows import FLOAT, BitRow, bit_rows
 from quantkit.reporting.sweep_seeds import by_group
 from quantkit.reporting.sweep_tables import (
-    LEVEL_WORDS,
     mass_table,
     notes,
     recipe_table,
@@ -24,12 +23,13 @@ from quantkit.reporting.sweep_tables import (
 from quantkit.reporting.text import (
     NOT_AVAILABLE,
     Table,
+    clipped,
     number,
     plain_table,
     printable,
     without,
 )
-from quantkit.results import Cell, Delta, Sweep
+from quantkit.results import Delta, Sweep
 
 WIDTH: Final = 100
 _MODEL, _REST, _SCALE = 18, 14, 16
@@ -114,22 +114,17 @@ def _bit_tables(one: Measured) -> list[Table]:
 
 
 def _column(one: Measured, rows: Sequence[BitRow], width: int) -> list[str]:
-    """Returns two texts a row: the value with its mark, and the interval; the sd of seeds below."""
+    """Returns two texts a row: value with its mark, and interval; of seeds sampling and sd."""
     texts = []
     for row in rows:
         cell = row.cells.get(width)
         if cell is None:
             texts += [NOT_AVAILABLE, *([""] * (2 if one.is_pooled else 1))]
             continue
-        texts += [f"{one.value(cell.value)} {one.mark(cell)}".rstrip(), _span(one, cell)]
+        texts += [f"{one.value(cell.value)} {one.mark(cell)}".rstrip(), one.reach(cell)]
         if one.is_pooled:
-            seeds = one.spreads.get((cell.model, cell.recipe))
-            texts.append("" if seeds is None else f"sd {one.value(seeds.sd)}")
+            texts.append(one.scatter(cell))
     return texts
-
-
-def _span(one: Measured, cell: Cell) -> str:
-    return one.span(cell.ci_low, cell.ci_high)
 
 
 def _across(run: Run) -> list[Table]:
@@ -149,7 +144,7 @@ def _pair_table(
     """Returns the first differences of each task in turn, in its first metric that has any."""
     cells = {(c.model, c.recipe, c.task, c.metric): c for c in sweep.cells}
     same = [d for d in sweep.deltas if d.against_model and d.recipe == d.against]
-    back = {(d.recipe, d.task, d.metric): d.is_level for d in same if d.model == second}
+    back = {(d.recipe, d.task, d.metric): d for d in same if d.model == second}
     by_task: dict[str, list[Delta]] = {}
     for task, metric in parts:
         mine = [d for d in same if (d.model, d.task, d.metric) == (first, task, metric)]
@@ -163,10 +158,11 @@ def _pair_table(
         base = cells[second, *key]
         # of a row that may guess, being level says nothing
         guesses = any(one.chance_mark(cells[model, *key]) for model in (first, second))
-        levels = (None, None) if guesses else (delta.is_level, back.get(key))
+        both = (None, None) if guesses else (delta, back.get(key))
+        levels = (NOT_AVAILABLE if d is None else one.level_word(d) for d in both)
         rows.append(
             (
-                one.words, delta.recipe, *(LEVEL_WORDS[level] for level in levels),
+                one.words, delta.recipe, *levels,
                 one.change(delta.value, base.value),
                 one.changes(delta.ci_low, delta.ci_high, base.value),
             )
@@ -175,19 +171,22 @@ def _pair_table(
     more = len(turns) - len(shown)
     return Table(
         title=f"{first} minus {second} at the same recipe, on the same items",
-        columns=("task", "recipe", "level", "other way", "difference", "95 % interval"),
+        columns=(
+            "task", "recipe", clipped(first, _MODEL), clipped(second, _MODEL), "difference",
+            "95 % interval",
+        ),
         rows=tuple(rows),
         text_columns=4,
-        note=f"level = {first} does not lose more than the margin ({' or '.join(margins)}) against "
-        f"{second}, by the paired 95 % interval; other way = {second} against {first}."
+        note=f"level = the model does not lose more than the margin ({' or '.join(margins)}) "
+        "against the other, by the paired 95 % interval; better = all of the interval is a gain."
         + (f" The report has {more:,} more." if more else ""),
-    )
+    )  # fmt: skip
 
 
 def _others(parts: Sequence[Measured]) -> Table:
     """Returns the float row of the metrics that have no table of their own."""
     rows = tuple(
-        (one.task, one.metric, cell.model, one.value(cell.value), _span(one, cell))
+        (one.task, one.metric, cell.model, one.value(cell.value), one.reach(cell))
         for one in parts
         if not one.is_first
         for cell in one.cells

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 NOT_AVAILABLE = "n/a"
+CHARACTER: Final = 7.0
+"""SVG units of 12 px in a wide sans serif; wide characters take two."""
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
 
 
@@ -96,6 +100,12 @@ def clipped(text: str, width: int) -> str:
         return text
     kept = max(2, width - 3)
     return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+
+
+def text_width(text: str) -> float:
+    """Returns about how many SVG units a text of 12 px takes, and rather more than less."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return CHARACTER * (len(text) + wide)
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:

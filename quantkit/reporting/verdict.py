@@ -114,8 +114,7 @@ def _costs(one: Measured) -> list[str]:
         row = mine[order[0]]
         base = row.cells.get(UNQUANTIZED_BITS)
         costs = [
-            f"{one.value(cell.value)} at {bits} bits"
-            + (f" ({one.change(cell.value - base.value, base.value)})" if base is not None else "")
+            f"{one.value(cell.value)} at {bits} bits" + _change(one, cell, base)
             for bits, cell in sorted(row.cells.items(), reverse=True)
             if bits != UNQUANTIZED_BITS
         ]
@@ -128,14 +127,20 @@ def _costs(one: Measured) -> list[str]:
     for model in dict.fromkeys(cell.model for cell in others):
         base = one.float_cell(model)
         mine_too = [
-            f"{one.value(cell.value)} with {cell.recipe}"
-            + (f" ({one.change(cell.value - base.value, base.value)})" if base is not None else "")
+            f"{one.value(cell.value)} with {cell.recipe}" + _change(one, cell, base)
             for cell in others
             if cell.model == model and cell.recipe != FLOAT
         ]
         start = [] if base is None else [f"{_value(one, base)} in float"]
         texts.append(f"{one.words} of {model} is {', '.join([*start, *mine_too])}")
     return texts
+
+
+def _change(one: Measured, cell: Cell, base: Cell | None) -> str:
+    if base is None:
+        return ""
+    value, start = one.pair(cell, base)
+    return f" ({one.change(value - start, start)})"
 
 
 def _value(one: Measured, cell: Cell) -> str:

@@ -104,7 +104,7 @@ def _item(line: str, where: str) -> Item:
 
 
 def made_from(text: str, *, items: int, seed: int, seen: str = "") -> list[Item]:
-    """Returns items whose context, true and wrong endings are all of the text.
+    """Returns up to `items` items whose context, true and wrong endings are all of the text.
 
     No word stands in two contexts or true endings. A paragraph that the text has twice is taken
     once. Where the text gives more than `items`, those are drawn by `seed`, in the text's order.
@@ -113,7 +113,7 @@ def made_from(text: str, *, items: int, seed: int, seen: str = "") -> list[Item]
         seen: Text that calibration has seen: its paragraphs are left out wherever they stand.
 
     Raises:
-        InputError: the text gives fewer items than asked for.
+        InputError: the text gives none.
     """
     prose = _Prose(text, seen=_paragraphs(seen))
     places = _places(prose, Draw(seed, 0))
@@ -122,11 +122,11 @@ def made_from(text: str, *, items: int, seed: int, seen: str = "") -> list[Item]
         item = _made(prose, place, Draw(seed, 1 + index))
         if item is not None:
             found.append(item)
-    if len(found) < items:
+    if not found:
         raise InputError(
-            f"the text has {len(prose.words)} words of prose that calibration has not seen, which "
-            f"give {len(found)} multiple-choice items of about {sum(CONTEXT_WORDS) // 2} words: "
-            f"expected {items}. Give more text, or fewer items."
+            f"the text has {len(prose.words)} words of prose that calibration has not seen: too "
+            f"few for a multiple-choice item of about {sum(CONTEXT_WORDS) // 2} words and three "
+            "other endings. Give more text, or set less of it aside by --calib-samples."
         )
     return sampled(found, items, seed)
 

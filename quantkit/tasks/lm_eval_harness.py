@@ -229,9 +229,14 @@ class LmEval:
         found: dict[tuple[str, str], list[Any]] = {}
         for index, own in enumerate(self.requests):
             for key in own[0].filtered_resps:
-                values = self.task.process_results(
-                    own[0].doc, [request.filtered_resps[key] for request in own]
-                )
+                answers = [request.filtered_resps[key] for request in own]
+                try:
+                    values = self.task.process_results(own[0].doc, answers)
+                except Exception as error:  # the task's own code, or what it reads of its data
+                    raise InputError(
+                        f"task {self.name}: the harness cannot score sample {index} "
+                        f"({type(error).__name__}: {str(error)[:200]}): mend the task's file."
+                    ) from error
                 for name, value in values.items():
                     seen = found.setdefault((name, key), [None] * len(self.requests))
                     seen[index] = value

@@ -88,7 +88,7 @@ def test_few_units_prove_nothing() -> None:
     deltas = [dataclasses.replace(delta(TEXT, "logits8", 0.0, level=False, margin=0.2), n=5)]
     assert headline(cells, deltas, tasks=[TEXT]).startswith(
         "m: n = 5 blocks are too few to show that a width of the attention logits stays within "
-        "1 % of the float perplexity 20.00 at 95 % (6 are needed); 8 bits per tensor differ by"
+        "1 % of the float perplexity 20.00 at 95 % (6 are needed, or more); 8 bits per tensor "
     )
 
 

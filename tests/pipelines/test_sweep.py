@@ -152,6 +152,13 @@ def test_seeds_of_one_label_are_one_group(make_model: Any, corpus: Path, tmp_pat
     assert "base (3 seeds)" in sweep.headline
 
 
+def test_one_label_stands_for_one_model(make_model: Any, corpus: Path, tmp_path: Path) -> None:
+    models = (f"m={make_model('a', 1)}", f"m={make_model('d', 2, differential=True)}")
+    job = SweepJob(models=models, eval=str(corpus), calib=None, out=str(tmp_path / "out"))
+    with pytest.raises(InputError, match=r"label 'm' .*LlamaForCausalLM.*DiffLlamaForCausalLM"):
+        run_sweep(job)
+
+
 def test_a_path_that_exists_is_no_label(make_model: Any, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "x=y"
     Path(make_model("a", 1)).rename(folder)

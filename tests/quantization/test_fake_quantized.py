@@ -244,6 +244,18 @@ def test_padding_and_batch_size_change_nothing(
         assert hits == 2 * len(maps) * -(-7 // batch_size)
 
 
+def test_a_recipe_may_be_given_by_name(tiny_llama: LlamaForCausalLM) -> None:
+    model: Any = tiny_llama
+    batch = torch.arange(16)[None]
+    found = []
+    for recipe in ("w4+logits4", Recipe.parse("w4+logits4")):
+        with torch.inference_mode(), fake_quantized(model, recipe):
+            found.append(model(input_ids=batch).logits)
+    assert torch.equal(*found)
+    with pytest.raises(InputError, match="is not `none`"), fake_quantized(model, "w4x"):
+        raise AssertionError("not reached")
+
+
 def test_weights_come_back_bitwise_after_an_exception(tiny_llama: LlamaForCausalLM) -> None:
     model: Any = tiny_llama
     before = {name: (t.data_ptr(), t.clone()) for name, t in model.state_dict().items()}

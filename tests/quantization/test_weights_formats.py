@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,39 +22,11 @@ from quantkit.numerics.granularity import weight_granularity
 from quantkit.numerics.methods import parse_method
 from quantkit.probes import linear_modules
 from quantkit.quantization.fired import Counter
-from quantkit.quantization.weights import quantized_weights
-from quantkit.recipe import BitsAndBytes, Recipe, WeightQuant
+from tests.quantization.weights_inside import forward, inside
 
 F32 = np.float32
-IDS = torch.arange(24).reshape(2, 12) * 31 % 257
 UP = "model.layers.0.mlp.up_proj"
 RECIPES = ["w4", "w4:group8", "nf4", "fp4", "llm-int8", "llm-int8:0"]
-
-
-def quant_of(name: str) -> WeightQuant | BitsAndBytes:
-    found = Recipe.parse(name).weights
-    assert found is not None
-    return found
-
-
-def inside(
-    model: nn.Module,
-    name: str,
-    *,
-    on: Collection[str] | None = None,
-    ranges: WeightRanges | None = None,
-    fired: Counter | None = None,
-) -> Any:
-    """`quantized_weights`, of every linear layer where `on` says nothing."""
-    names = [f"weight/{n}" for n, _ in projection_modules(model)] if on is None else on
-    counter = Counter() if fired is None else fired
-    return quantized_weights(model, quant_of(name), on=names, ranges=ranges, fired=counter)
-
-
-def forward(model: Any, ids: Tensor = IDS) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits
 
 
 def ranges_of(model: Any, words: str, bits: int, method: str = "mse") -> WeightRanges:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
 from statistics import NormalDist
 from typing import Any
 
@@ -15,35 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
-from quantkit.models import projection_modules
 from quantkit.quantization.bitsandbytes_formats import four_bit
-from quantkit.quantization.fired import Counter
-from quantkit.quantization.weights import quantized_weights
-from quantkit.recipe import BitsAndBytes, Recipe, WeightQuant
+from quantkit.recipe import BitsAndBytes
+from tests.quantization.weights_inside import inside
 
 F32 = np.float32
-
-
-def quant_of(name: str) -> WeightQuant | BitsAndBytes:
-    found = Recipe.parse(name).weights
-    assert found is not None
-    return found
-
-
-def inside(
-    model: nn.Module,
-    name: str,
-    *,
-    on: Collection[str] | None = None,
-    ranges: WeightRanges | None = None,
-    fired: Counter | None = None,
-) -> Any:
-    """`quantized_weights`, of every linear layer where `on` says nothing."""
-    names = [f"weight/{n}" for n, _ in projection_modules(model)] if on is None else on
-    counter = Counter() if fired is None else fired
-    return quantized_weights(model, quant_of(name), on=names, ranges=ranges, fired=counter)
 
 
 def codes(name: str) -> NDArray[Any]:

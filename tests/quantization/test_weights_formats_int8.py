@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
 from typing import Any
 
 import bitsandbytes as bnb
@@ -15,44 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError, ProbeError
-from quantkit.models import projection_modules
 from quantkit.numerics.affine import RangeError
 from quantkit.probes import linear_modules
 from quantkit.quantization.bitsandbytes_formats import four_bit
 from quantkit.quantization.fired import Counter
-from quantkit.quantization.weights import quantized_weights
-from quantkit.recipe import BitsAndBytes, Recipe, WeightQuant
+from quantkit.recipe import BitsAndBytes
+from tests.quantization.weights_inside import IDS, forward, inside
 
 F32 = np.float32
-IDS = torch.arange(24).reshape(2, 12) * 31 % 257
-
-
-def quant_of(name: str) -> WeightQuant | BitsAndBytes:
-    found = Recipe.parse(name).weights
-    assert found is not None
-    return found
-
-
-def inside(
-    model: nn.Module,
-    name: str,
-    *,
-    on: Collection[str] | None = None,
-    ranges: WeightRanges | None = None,
-    fired: Counter | None = None,
-) -> Any:
-    """`quantized_weights`, of every linear layer where `on` says nothing."""
-    names = [f"weight/{n}" for n, _ in projection_modules(model)] if on is None else on
-    counter = Counter() if fired is None else fired
-    return quantized_weights(model, quant_of(name), on=names, ranges=ranges, fired=counter)
-
-
-def forward(model: Any, ids: Tensor = IDS) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits
 
 
 def int8_as_bitsandbytes(

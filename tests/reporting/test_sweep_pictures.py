@@ -230,6 +230,45 @@ def test_every_mark_and_word_is_inside(names: str, seeds: int, tmp_path: Path) -
         assert not outside, file
 
 
+def ticks_and_title(svg: ElementTree.Element) -> tuple[list[float], float] | None:
+    """Left ends of the ticks beside the axis, and the right end of its upright title's box."""
+    texts = [e for e in svg.iter() if e.tag.split("}")[-1] == "text"]
+    upright = [e for e in texts if "rotate(-90)" in e.get("transform", "")]
+    if not upright:
+        return None
+    (title,) = upright
+    baseline = float(re.findall(r"translate\(([0-9.]+) ", title.get("transform", ""))[0])
+    ends = [
+        float(e.get("x", "")) - text_width(e.text or "")
+        for e in texts
+        if (e.get("class"), e.get("text-anchor")) == ("tick", "end")
+    ]
+    return ends, baseline + 12 * 0.3  # what hangs below the baseline
+
+
+@pytest.mark.parametrize("factor", [1.0, 2800.0, 3e-5], ids=["usual", "50,750", "0.0005"])
+def test_no_tick_reaches_the_title_of_its_axis(factor: float, tmp_path: Path) -> None:
+    sweep = planted(seeds=1)
+    cells = [
+        dataclasses.replace(
+            c, value=c.value * factor, ci_low=c.ci_low * factor, ci_high=c.ci_high * factor
+        )
+        if c.metric == "perplexity"
+        else c
+        for c in sweep.cells
+    ]
+    page, _, files = written(dataclasses.replace(sweep, cells=cells), tmp_path)
+    inline = re.findall(r"<svg .*?</svg>", page, re.DOTALL)
+    drawn = [ticks_and_title(ElementTree.fromstring(text)) for text in [*files.values(), *inline]]
+    known = [pair for pair in drawn if pair is not None]
+    assert len(known) == 2 * 3  # each line chart as a file and in the page
+    for ends, title in known:
+        assert len(ends) > 2 and min(ends) > title
+    (chart, *_) = sweep_charts(run_of(dataclasses.replace(sweep, cells=cells)))
+    assert (chart.left > 58) == (max(len(tick.text) for tick in chart.y_ticks) > 4)
+    assert all(chart.left < mark.x < chart.right for s in chart.series for mark in s.marks)
+
+
 def test_what_is_inside_would_notice_a_clipped_word() -> None:
     text = ElementTree.fromstring(
         f'<svg xmlns="{SVG[1:-1]}"><g transform="translate(2 3)">'

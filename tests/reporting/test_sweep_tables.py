@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quantkit.numerics.resampling import LEAST_UNITS
 from quantkit.reporting.collect import Found, Run
 from quantkit.reporting.data_notes import overlaps
 from quantkit.reporting.sweep_definitions import sweep_definitions
@@ -248,6 +249,42 @@ def test_differences_between_models_name_the_other_model() -> None:
         "not shown",
     )  # fmt: skip
     assert {len(r) for r in delta_table(TWO).rows} == {10}
+
+
+@pytest.mark.parametrize(
+    ("metric", "ends", "word"),
+    [
+        pytest.param("acc_norm", (0.001, 0.02), "better", id="a gain"),
+        pytest.param("acc_norm", (-0.004, 0.02), "level", id="zero inside"),
+        pytest.param("acc_norm", (0.0, 0.02), "level", id="zero at the end"),
+        pytest.param("perplexity", (-0.2, -0.1), "better", id="a gain in perplexity"),
+        pytest.param("perplexity", (0.01, 0.02), "level", id="a small loss in perplexity"),
+    ],
+)
+def test_better_is_an_interval_that_is_all_gain(
+    metric: str, ends: tuple[float, float], word: str
+) -> None:
+    sweep = planted(seeds=1)
+    key = ("base-s0", "nf4", metric)
+    for is_level, said in ((True, word), (False, "not shown")):
+        deltas = [
+            dataclasses.replace(d, ci_low=ends[0], ci_high=ends[1], is_level=is_level)
+            if (d.model, d.recipe, d.metric) == key
+            else d
+            for d in sweep.deltas
+        ]
+        run = run_of(dataclasses.replace(sweep, deltas=deltas))
+        (row,) = [r for r in delta_table(run).rows if (r[0], r[1], r[4]) == key]
+        assert row[6] == said
+        table = next(t for t in recipe_tables(run) if f" {metric}," in t.title)
+        (row,) = [r for r in table.rows if r[:2] == key[:2]]
+        assert row[6] == said
+
+
+def test_the_definition_of_level_names_what_else_must_hold() -> None:
+    (level,) = [d for d in sweep_definitions(TWO) if d.term == "level with"]
+    assert f"at least {LEAST_UNITS} units" in level.meaning.replace("\n", " ")
+    assert "perplexities and bits per byte also pass Student's t" in level.meaning
 
 
 def test_two_files_that_measured_a_model_differently_are_both_there() -> None:

@@ -56,8 +56,14 @@ def test_a_value_stands_above_its_interval(tmp_path: Path) -> None:
 def test_the_spread_of_seeds_is_a_line_of_its_own(tmp_path: Path) -> None:
     lines = text_of(planted(), tmp_path).splitlines()
     at = next(i for i, line in enumerate(lines) if re.match(r"diff \(3 seeds\) +tensor", line))
+    # 1.96 times 3 % of 17.1, 17.27 and 17.44 (root mean square), and so on
+    spans = ["±1.02", "±1.02", "±1.03", "±1.20"]
+    assert lines[at + 1].split() == [word for span in spans for word in ("sampling", span)]
     assert lines[at + 2].split() == ["sd", "0.1710", "sd", "0.1711", "sd", "0.1729", "sd", "0.2018"]
-    assert "sd" not in text_of(planted(seeds=1), tmp_path).split()
+    # no bracket beside a mean: each row of the float figures is of seeds here
+    floats = [line for line in lines if line.startswith("diff (3 seeds)") and " none " in line]
+    assert floats and all("sampling ±" in x and "[" not in x for x in floats)
+    assert not {"sd", "sampling"} & set(text_of(planted(seeds=1), tmp_path).split())
 
 
 def test_many_bits_go_on_in_a_further_table(tmp_path: Path) -> None:
@@ -114,15 +120,18 @@ def test_two_models_have_their_differences_at_the_same_recipe(tmp_path: Path) ->
     # perplexity 17.10 against 18.00, and 17.10 * 1.18 against 18 * 1.6, give or take half of 1 %;
     # acc_norm 0.47 * 0.82 against 0.47 * 0.4, give or take half a point
     assert rows == [
-        ["perplexity", "none", "level", "not shown", "-5.00 %", "[-5.50 %, -4.50 %]"],
-        ["perplexity", "logits4", "level", "not shown", "-29.94 %", "[-30.44 %, -29.44 %]"],
+        ["perplexity", "none", "better", "not shown", "-5.00 %", "[-5.50 %, -4.50 %]"],
+        ["perplexity", "logits4", "better", "not shown", "-29.94 %", "[-30.44 %, -29.44 %]"],
         ["multiple-choice acc_norm", "none", "level", "level", "+0.000", "[-0.005, +0.005]"],
-        ["multiple-choice acc_norm", "logits4", "level", "not shown", "+0.197", "[+0.192, +0.202]"],
+        ["multiple-choice acc_norm", "logits4", "better", "not shown", "+0.197",
+         "[+0.192, +0.202]"],
     ]  # fmt: skip
     assert note == (
-        "level = diff-s0 does not lose more than the margin (1 % or 1 point) against base-s0, by "
-        "the paired 95 % interval; other way = base-s0 against diff-s0."
+        "level = the model does not lose more than the margin (1 % or 1 point) against the other, "
+        "by the paired 95 % interval; better = all of the interval is a gain."
     )
+    header = next(line for line in text.splitlines() if re.match("task  +recipe  +diff", line))
+    assert header.split()[:4] == ["task", "recipe", "diff-s0", "base-s0"]
 
 
 def test_six_differences_are_printed_the_first_of_each_task(tmp_path: Path) -> None:

@@ -290,6 +290,16 @@ def half(doc, results):
     assert found["acc"].chance == found["acc_norm"].chance == 0.25
 
 
+def test_a_function_of_the_task_that_fails_is_named(
+    tmp_path: Path, sharp_llama: Any, tokenizer: Any
+) -> None:
+    (tmp_path / "own.py").write_text("def lost(doc, results):\n    return doc['nothing']\n")
+    body = f"{CHOICE_HEAD}process_results: !function own.lost\nmetric_list:\n  - metric: acc\n"
+    task = task_of(yaml_of(tmp_path, body, choices()), tokenizer)
+    with pytest.raises(InputError, match=r"cannot score sample 0 \(KeyError: 'nothing'\)"):
+        scores_of(task, forward_of(sharp_llama))
+
+
 def test_an_aggregation_without_a_name_is_no_mean(
     tmp_path: Path, sharp_llama: Any, tokenizer: Any
 ) -> None:

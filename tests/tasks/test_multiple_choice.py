@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -256,12 +255,8 @@ def test_a_paragraph_that_was_seen_makes_no_item(pydoc: str) -> None:
 
 
 def _count(text: str) -> int:
-    """How many items a text gives, as the error says."""
-    with pytest.raises(InputError) as error:
-        made_from(text, items=10**6, seed=0)
-    found = re.search(r"give (\d+) multiple-choice", str(error.value))
-    assert found is not None
-    return int(found[1])
+    """How many items a text gives."""
+    return len(made_from(text, items=10**6, seed=0))
 
 
 def test_made_items_are_a_function_of_text_and_seed(pydoc: str) -> None:
@@ -289,14 +284,15 @@ def test_made_items_are_the_same_on_every_machine() -> None:
 
 def test_code_and_tables_are_no_prose() -> None:
     code = "\n\n".join(f"x_{i} = f(a[{i}], b={i}) + g({i}) # {i}\n" * 40 for i in range(30))
-    with pytest.raises(InputError, match=r"has 0 words of prose .* give 0 .* expected 1"):
+    with pytest.raises(InputError, match="has 0 words of prose"):
         made_from(code, items=1, seed=0)
 
 
-def test_too_little_text_says_how_much_there_is(pydoc: str) -> None:
-    said = r"has \d+ words of prose that calibration has not seen, .* expected 500"
-    with pytest.raises(InputError, match=said):
-        made_from(pydoc, items=500, seed=0, seen=pydoc[:450_000])
+def test_too_little_text_gives_what_there_is(pydoc: str) -> None:
+    found = made_from(pydoc, items=500, seed=0, seen=pydoc[:450_000])
+    assert 0 < len(found) < 500
+    with pytest.raises(InputError, match=r"has \d+ words of prose .* set less of it aside"):
+        made_from("Too short for an item. " * 3, items=5, seed=0)
 
 
 def test_items_are_made_where_the_task_names_no_file(tokenizer: Any) -> None:
