@@ -18,10 +18,6 @@ class Counter:
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._counts: dict[str, tuple[int, int]] = dict.fromkeys(names, (0, 0))
 
-    def install(self, name: str) -> None:
-        """Lists a quantizer that has not run yet."""
-        self._counts.setdefault(name, (0, 0))
-
     def add(self, name: str, elements: int) -> None:
         """Counts one more run of a quantizer; a forward that a backward pass repeats is none."""
         if is_repeated():

@@ -40,19 +40,30 @@ def weight_scale(
     return symmetric_scale(reduce_absmax(weight, PerAxis(axis=0)), qtype)
 
 
-def linear_input_grid(ranges: Mapping[str, Range], module: str, bits: int) -> QParams:
-    """Returns the signed asymmetric grid of a linear layer's input: one scale, one zero point.
+def spanning_grid(lo: Tensor, hi: Tensor, bits: int, *, symmetric: bool) -> QParams:
+    """Returns the signed grid of each range: narrow of the absmax, or full over lo, hi and 0."""
+    qtype = QType(bits=bits, narrow=symmetric)
+    if symmetric:
+        scale = symmetric_scale(torch.maximum(lo.abs(), hi.abs()), qtype)
+        zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    else:
+        scale, zero_point = affine_params(lo, hi, qtype)
+    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+
+
+def linear_input_grid(
+    ranges: Mapping[str, Range], module: str, bits: int, *, symmetric: bool = False
+) -> QParams:
+    """Returns the signed grid of a linear layer's input: one scale, one zero point.
 
     Raises:
         InputError: no range of that name, one that carries no grid, or one for another width.
     """
     name = f"linear_input/{module}"
-    lo, hi = _bounds(ranges, name, bits, symmetric=False)
+    lo, hi = _bounds(ranges, name, bits, symmetric=symmetric)
     if lo.numel() != 1:
         raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
-    qtype = QType(bits=bits)
-    scale, zero_point = affine_params(lo.reshape(()), hi.reshape(()), qtype)
-    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+    return spanning_grid(lo.reshape(()), hi.reshape(()), bits, symmetric=symmetric)
 
 
 def logit_qtype(quant: LogitQuant) -> QType:
@@ -151,14 +162,7 @@ def cache_grid(
             f"range {source!r} has {lo.numel()} groups, and the model has {heads} key heads there: "
             "calibrate this model."
         )
-    if quant.symmetric:
-        qtype = QType(bits=quant.bits, narrow=True)
-        scale = symmetric_scale(torch.maximum(lo.abs(), hi.abs()), qtype)
-        zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    else:
-        qtype = QType(bits=quant.bits)
-        scale, zero_point = affine_params(lo, hi, qtype)
-    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+    return spanning_grid(lo, hi, quant.bits, symmetric=quant.symmetric)
 
 
 def _bounds(

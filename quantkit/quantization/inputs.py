@@ -12,18 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from quantkit.errors import InputError, ProbeError
-from quantkit.numerics.affine import (
-    QParams,
-    affine_params,
-    check_range,
-    fake_quantize,
-    symmetric_scale,
-)
-from quantkit.numerics.qtypes import QType
+from quantkit.errors import ProbeError
+from quantkit.numerics.affine import QParams, fake_quantize
 from quantkit.probes import Activation
 from quantkit.quantization.fired import Counter
-from quantkit.quantization.grids import linear_input_grid
+from quantkit.quantization.grids import linear_input_grid, spanning_grid
 from quantkit.recipe import ActivationQuant
 from quantkit.results import Range
 
@@ -66,20 +59,7 @@ def static_input_grid(ranges: Mapping[str, Range], module: str, quant: Activatio
     Raises:
         InputError: no range of that name, one that carries no grid, or one for another grid.
     """
-    if not quant.symmetric:
-        return linear_input_grid(ranges, module, quant.bits)
-    name = f"linear_input/{module}"
-    if name not in ranges:
-        raise InputError(
-            f"no range for {name!r} ({len(ranges)} ranges are known): calibrate this model first."
-        )
-    interval = ranges[name].at(quant.bits, name, symmetric=True)
-    lo = torch.tensor(interval.lo, dtype=torch.float32)
-    hi = torch.tensor(interval.hi, dtype=torch.float32)
-    if lo.numel() != 1:
-        raise InputError(f"range {name!r} has {lo.numel()} groups; linear inputs take one.")
-    check_range(lo, hi, name)
-    return _grid(lo.reshape(()), hi.reshape(()), quant)
+    return linear_input_grid(ranges, module, quant.bits, symmetric=quant.symmetric)
 
 
 def require_finite(visit: Activation) -> None:
@@ -101,18 +81,7 @@ def _dynamic_grid(visit: Activation, quant: ActivationQuant) -> QParams:
     lo, hi = seen.amin(axes, keepdim=True), seen.amax(axes, keepdim=True)
     if not bool((lo.isfinite() & hi.isfinite()).all()):
         raise _not_finite(visit)
-    return _grid(lo, hi, quant)
-
-
-def _grid(lo: Tensor, hi: Tensor, quant: ActivationQuant) -> QParams:
-    qtype = QType(bits=quant.bits, narrow=quant.symmetric)
-    if quant.symmetric:
-        scale = symmetric_scale(torch.maximum(-lo, hi), qtype)
-        return QParams(
-            scale=scale, zero_point=torch.zeros_like(scale, dtype=torch.int32), qtype=qtype
-        )
-    scale, zero_point = affine_params(lo, hi, qtype)
-    return QParams(scale=scale, zero_point=zero_point, qtype=qtype)
+    return spanning_grid(lo, hi, quant.bits, symmetric=quant.symmetric)
 
 
 def _not_finite(visit: Activation) -> ProbeError:
