@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from quantkit.pipelines.headline import chance_sentence, headline
+from quantkit.numerics.proportions import tango_interval
+from quantkit.pipelines.headline import LEAST_ITEMS, chance_sentence, headline
 from quantkit.recipe import Recipe
 from quantkit.results import Cell, DataInfo, Delta, TaskInfo
 
@@ -80,6 +81,12 @@ def test_one_model_of_which_no_width_is_level() -> None:
     assert headline(cells, deltas, tasks=[TEXT]) == (
         "m: no tried width of the attention logits is shown to stay within 1 % of the float "
         "perplexity 20.00 at 95 %; 4 bits per tensor differ by +5.00 [+4.99, +5.01] (n = 8)."
+    )
+
+
+def test_the_least_items_of_a_level_are_those_of_tangos_interval() -> None:
+    assert (
+        max(tango_interval(0, 0, LEAST_ITEMS)) <= 0.01 < max(tango_interval(0, 0, LEAST_ITEMS - 1))
     )
 
 
