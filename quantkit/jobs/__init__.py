@@ -28,6 +28,7 @@ from quantkit.jobs.choices import (
 from quantkit.jobs.compare import CompareJob
 from quantkit.jobs.export import ExportJob, with_attention_bits
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.jobs.pair import ARMS, Data, PairSpec, Records, Sizes, TextSource, Training
 from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.jobs.stats import StatsJob, memory_limits
 from quantkit.jobs.sweep import NamedModel, SweepJob
@@ -46,6 +47,7 @@ from quantkit.jobs.tasks import (
 from quantkit.numerics.methods import METHODS, WEIGHT_METHODS
 
 __all__ = [
+    "ARMS",
     "ATTENTION_BITS",
     "BOS",
     "CALIBRATION_POINTS",
@@ -71,6 +73,7 @@ __all__ = [
     "WEIGHT_METHODS",
     "CalibrateJob",
     "CompareJob",
+    "Data",
     "ExportJob",
     "IclSpec",
     "ImageClassificationSpec",
@@ -79,11 +82,16 @@ __all__ = [
     "MultipleChoiceSpec",
     "NamedModel",
     "NeedlesSpec",
+    "PairSpec",
     "PerplexitySpec",
+    "Records",
     "SensitivityJob",
+    "Sizes",
     "StatsJob",
     "SweepJob",
     "TaskSpec",
+    "TextSource",
+    "Training",
     "config_hash",
     "default_out",
     "memory_limits",

@@ -8,6 +8,7 @@
 | `sweep.json` | `Sweep` | `quantkit sweep` |
 | `sensitivity.json` | `Sensitivity` | `quantkit sensitivity` |
 | `export.json` | `Export` | `quantkit export` |
+| `training.json` | `TrainingResult` | `quantkit train` |
 | `curves.jsonl` | `Curves` | `quantkit.monitoring` |
 """
 
@@ -66,6 +67,14 @@ from quantkit.results.sweep import (
     Sweep,
     TaskInfo,
 )
+from quantkit.results.training import (
+    CorpusInfo,
+    LossPoint,
+    Measurement,
+    SourceInfo,
+    TrainedModel,
+    TrainingResult,
+)
 from quantkit.results.weights import WeightFigures, WeightsInfo
 
 __all__ = [
@@ -75,6 +84,7 @@ __all__ = [
     "Calibration",
     "Cell",
     "ChanceVerdict",
+    "CorpusInfo",
     "CurveStep",
     "Curves",
     "CurvesHeader",
@@ -90,7 +100,9 @@ __all__ = [
     "Interval",
     "KeptPoint",
     "LogitCurve",
+    "LossPoint",
     "MassiveActivations",
+    "Measurement",
     "MethodRange",
     "ModelInfo",
     "OutlierFeatures",
@@ -106,6 +118,7 @@ __all__ = [
     "SeedSpread",
     "Sensitivity",
     "Smoothing",
+    "SourceInfo",
     "StabilityPoint",
     "Stats",
     "StatsSummary",
@@ -115,6 +128,8 @@ __all__ = [
     "TokenClass",
     "TokenOutlier",
     "TopEntry",
+    "TrainedModel",
+    "TrainingResult",
     "UnitSensitivity",
     "WeightFigures",
     "WeightsInfo",
