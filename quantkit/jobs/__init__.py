@@ -25,10 +25,10 @@ from quantkit.jobs.choices import (
     STATS_POINTS,
     UNTIL_STABLE_SAMPLES,
 )
-from quantkit.jobs.compare import CompareJob
+from quantkit.jobs.compare import PAIR_DEFAULTS, CompareJob
 from quantkit.jobs.export import ExportJob, with_attention_bits
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
-from quantkit.jobs.pair import ARMS, Data, PairSpec, Records, Sizes, TextSource, Training
+from quantkit.jobs.pair import ARMS, Data, PairSpec, Records, Sizes, TextSource, Training, flat
 from quantkit.jobs.sensitivity import SensitivityJob
 from quantkit.jobs.stats import StatsJob, memory_limits
 from quantkit.jobs.sweep import NamedModel, SweepJob
@@ -44,6 +44,7 @@ from quantkit.jobs.tasks import (
     parse_task,
     reads_text,
 )
+from quantkit.jobs.train import TrainJob
 from quantkit.numerics.methods import METHODS, WEIGHT_METHODS
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "METHODS",
     "NOT_CONFIG",
     "OPSETS",
+    "PAIR_DEFAULTS",
     "RANGE_GRANULARITIES",
     "SHIPPED_PAIR",
     "STATS_POINTS",
@@ -91,9 +93,11 @@ __all__ = [
     "SweepJob",
     "TaskSpec",
     "TextSource",
+    "TrainJob",
     "Training",
     "config_hash",
     "default_out",
+    "flat",
     "memory_limits",
     "parse_task",
     "reads_text",

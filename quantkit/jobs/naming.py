@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
-NOT_CONFIG: Final = frozenset({"out", "force"})
-"""Fields that say where the result goes, not what it is: they do not enter the hash."""
+NOT_CONFIG: Final = frozenset({"out", "force", "arms"})
+"""Fields that say where the result goes or who makes which part of it, not what it is."""
 
 
 class Job(Protocol):
@@ -29,7 +29,12 @@ def config_hash(job: Job) -> str:
     """Returns ten hex digits of the job's configuration: every field but where it is written."""
     names = sorted(name for name in job.__dataclass_fields__ if name not in NOT_CONFIG)
     config = {name: getattr(job, name) for name in names}
-    text = json.dumps([type(job).__name__, config], sort_keys=True, ensure_ascii=True)
+    text = json.dumps(
+        [type(job).__name__, config],
+        sort_keys=True,
+        ensure_ascii=True,
+        default=dataclasses.asdict,
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -18,14 +18,18 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, get_type_hints
+from typing import Any, ClassVar, Final, Self
 
 from quantkit.errors import InputError, suggest
+from quantkit.jobs.tables import decoded
 
 PAIR_SCHEMA: Final = "quantkit.pair/1"
 ARMS: Final = ("baseline", "diff", "diff-v2")
 OPTIMIZERS: Final = ("adamw", "muon")
+RECIPES: Final = ("pair", "seeds")
+"""Those that ship, by the name that stands for the file."""
 AUTOCASTS: Final = ("bfloat16", "none")
 TEXT_FORMATS: Final = ("plain", "markdown", "sword")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -64,6 +68,8 @@ class Sizes:
         _least(self, "context", 16)
         if self.vocabulary > 1 << 16:
             raise InputError(f"[sizes] vocabulary: at most 65,536, got {self.vocabulary}.")
+        if not 0 < self.rope_theta < float("inf"):
+            raise InputError(f"[sizes] rope_theta: above 0, got {self.rope_theta}.")
         if self.heads % 2:
             raise InputError(
                 f"[sizes] heads: an even number, since DIFF makes pairs of them; got {self.heads}."
@@ -123,6 +129,9 @@ class Training:
         for name in ("final_fraction", "dropout", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"[training] {name}: 0 to 1, got {getattr(self, name)}.")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise InputError(f"[training] {name}: below 1, got 1.")
         for name in ("weight_decay", "clip_norm"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"[training] {name}: 0 or more, got {getattr(self, name)}.")
@@ -251,8 +260,8 @@ class PairSpec:
         for arm in self.arms:
             if arm not in ARMS:
                 raise InputError(f"unknown arm {arm!r}.{suggest(arm, ARMS)}")
-        if min(self.seeds) < 0:
-            raise InputError(f"seeds: 0 or more, got {list(self.seeds)}.")
+        if not 0 <= min(self.seeds) <= max(self.seeds) < 1 << 31:
+            raise InputError(f"seeds: 0 to below 2^31, got {list(self.seeds)}.")
 
     @property
     def runs(self) -> tuple[tuple[int, str], ...]:
@@ -261,16 +270,22 @@ class PairSpec:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Returns the file's pair.
+        """Returns the pair of a file, or of a recipe that ships where no file has its name.
 
         Raises:
             InputError: no such file, not TOML, a field that is unknown, missing or wrong.
         """
-        path = Path(path)
+        given, path = path, Path(path)
+        file: Any = path
+        if not path.is_file() and str(given) in RECIPES:
+            # beside the trained models, whose package would load torch
+            file = resources.files("quantkit").joinpath("models", "pair", f"{given}.toml")
         try:
-            plain = tomllib.loads(path.read_text(encoding="utf-8"))
+            plain = tomllib.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise InputError(f"no such file: {path}.") from error
+            raise InputError(
+                f"no such file: {path}. Recipes that ship: {', '.join(RECIPES)}."
+            ) from error
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -279,65 +294,10 @@ class PairSpec:
         if found != PAIR_SCHEMA:
             raise InputError(f"{path}: schema {found!r}, expected {PAIR_SCHEMA!r}.")
         try:
-            pair: Self = _decoded(plain, cls, "")
+            pair: Self = decoded(plain, cls)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         return pair
-
-
-_TABLES: Final[dict[str, type[Any]]] = {
-    "sizes": Sizes,
-    "training": Training,
-    "records": Records,
-    "data": Data,
-}
-
-
-def _decoded(plain: dict[str, Any], cls: Any, where: str) -> Any:
-    """Returns one table as its class, or raises InputError that names the field."""
-    hints = get_type_hints(cls)
-    known = {found.name: found for found in dataclasses.fields(cls)}
-    values: dict[str, Any] = {}
-    for name, value in plain.items():
-        if name not in known:
-            raise InputError(f"{where}unknown field {name!r}.{suggest(name, known)}")
-        values[name] = _value(value, name, hints[name], where)
-    for name, found in known.items():
-        has_default = (
-            found.default is not dataclasses.MISSING
-            or found.default_factory is not dataclasses.MISSING
-        )
-        if name not in values and not has_default:
-            raise InputError(f"{where}missing field {name!r}.")
-    return cls(**values)
-
-
-def _value(value: Any, name: str, kind: Any, where: str) -> Any:
-    if name in _TABLES and not where:
-        return _decoded(_of_kind(value, (dict,), f"{where}{name}", "a table"), kind, f"[{name}] ")
-    if name == "text" and not where:
-        rows = _of_kind(value, (list,), name, "tables [[text]]")
-        return tuple(
-            _decoded(_of_kind(row, (dict,), name, "a table [[text]]"), TextSource, "[[text]] ")
-            for row in rows
-        )
-    if kind in (tuple[str, ...], tuple[int, ...]):
-        item = str if kind == tuple[str, ...] else int
-        rows = _of_kind(value, (list,), f"{where}{name}", "a list")
-        return tuple(_of_kind(row, (item,), f"{where}{name}", _WORDS[item]) for row in rows)
-    if kind is float:
-        return float(_of_kind(value, (int, float), f"{where}{name}", "a number"))
-    return _of_kind(value, (kind,), f"{where}{name}", _WORDS[kind])
-
-
-_WORDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
-
-
-def _of_kind(value: Any, kinds: tuple[type, ...], where: str, words: str) -> Any:
-    is_bool = isinstance(value, bool) and bool not in kinds
-    if is_bool or not isinstance(value, kinds):
-        raise InputError(f"{where}: expected {words}, got {value!r:.60}.")
-    return value
 
 
 def _least(spec: Any, name: str, least: int) -> None:
@@ -351,3 +311,22 @@ def _choice(spec: Any, name: str, choices: Sequence[str]) -> None:
     if getattr(spec, name) not in choices:
         hint = suggest(getattr(spec, name), choices)
         raise InputError(f"[{spec.table}] {name}: unknown {getattr(spec, name)!r}.{hint}")
+
+
+def flat(spec: PairSpec) -> dict[str, str]:
+    """Returns the fields by dotted names, as text: `sizes.layers` -> `4`."""
+    found: dict[str, str] = {}
+
+    def add(value: Any, name: str) -> None:
+        if dataclasses.is_dataclass(value):
+            for part in dataclasses.fields(value):
+                add(getattr(value, part.name), f"{name}.{part.name}" if name else part.name)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            for index, item in enumerate(value):
+                add(item, f"{name}[{index}]")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found[name] = shown
+
+    add(spec, "")
+    return found

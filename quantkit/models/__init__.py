@@ -7,8 +7,11 @@ from quantkit.models.differential import (
     DiffDecoder,
     DiffDecoderLayer,
     DiffSizes,
+    DiffV2Config,
+    DiffV2ForCausalLM,
     from_diffllama,
     to_diffllama,
+    v2_config,
 )
 from quantkit.models.families import (
     AttentionLayout,
@@ -23,7 +26,7 @@ from quantkit.models.families import (
 )
 from quantkit.models.loading import LoadedModel, load, prepare, run_batch
 from quantkit.models.mlps import Mlp, as_matrix, holds_fused_experts, mlp_of, projection_modules
-from quantkit.models.shipped import SHIPPED, cache_dir, sha256_of
+from quantkit.models.shipped import SHIPPED, cache_dir, pair_results, sha256_of
 
 __all__ = [
     "SHIPPED",
@@ -33,6 +36,8 @@ __all__ = [
     "DiffDecoder",
     "DiffDecoderLayer",
     "DiffSizes",
+    "DiffV2Config",
+    "DiffV2ForCausalLM",
     "LoadedModel",
     "Mlp",
     "as_matrix",
@@ -50,9 +55,11 @@ __all__ = [
     "load",
     "mixes_of",
     "mlp_of",
+    "pair_results",
     "prepare",
     "projection_modules",
     "run_batch",
     "sha256_of",
     "to_diffllama",
+    "v2_config",
 ]

@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
 )
 
 from quantkit.errors import InputError
@@ -74,7 +75,7 @@ def _maps(config: Any, *, causal: bool = False) -> bool:
 
 
 def _class_named(name: str, config: Any) -> Any:
-    """Returns the model class of this name from transformers, or None."""
+    """Returns the model class of this name from transformers or registered with it, or None."""
     places: list[Any] = [transformers]
     module = type(config).__module__
     if module.startswith("transformers.models."):  # not every class stands in the top namespace
@@ -84,7 +85,10 @@ def _class_named(name: str, config: Any) -> Any:
         found = getattr(place, name, None)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
-    return None
+    registered: list[Any] = [
+        table.get(type(config), None) for table in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
+    ]
+    return next((kind for kind in registered if getattr(kind, "__name__", "") == name), None)
 
 
 def _known_classes() -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
 from quantkit.errors import InputError, QuantkitError, suggest
+from quantkit.jobs import SHIPPED_PAIR
 from quantkit.models.architectures import is_decoder_only, model_class, require_real_weights
 from quantkit.models.families import attention_modules, backbone, layer_modules, layout_of
 from quantkit.models.hub import hub_folder
@@ -22,6 +23,7 @@ from quantkit.models.shipped import (
     SHIPPED,
     dequantized,
     dinov2_folder,
+    pair_model,
     quiet_transformers,
     sha256_of,
     shipped_file,
@@ -200,7 +202,7 @@ class _Located:
 def _located(name_or_path: str) -> _Located:
     """Returns the folder of a model, converted or downloaded where it has to be."""
     path = Path(name_or_path).expanduser()
-    if name_or_path in SHIPPED and not path.exists():
+    if name_or_path in (*SHIPPED_PAIR, *SHIPPED) and not path.exists():
         return _shipped(name_or_path)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -216,12 +218,14 @@ def _located(name_or_path: str) -> _Located:
         return _Located(folder=hub_folder(name_or_path), name=name_or_path.split("/")[1])
     raise InputError(
         f"model {name_or_path!r}: no such folder or file, and not the name of a shipped model."
-        + suggest(name_or_path, SHIPPED)
+        + suggest(name_or_path, (*SHIPPED_PAIR, *SHIPPED))
     )
 
 
 def _shipped(name: str) -> _Located:
     warnings: tuple[str, ...] = ()
+    if name in SHIPPED_PAIR:
+        return _Located(folder=pair_model(name), name=name)
     if name == "minilm":
         weights = shipped_file(name)
         folder, sha256 = weights.parent, sha256_of(weights)

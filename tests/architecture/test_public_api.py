@@ -20,6 +20,7 @@ VERBS = (
     "sensitivity",
     "stats",
     "sweep",
+    "train",
 )
 
 

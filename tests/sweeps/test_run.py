@@ -23,7 +23,7 @@ from quantkit.recipe import Recipe
 from quantkit.results import Fired
 from quantkit.sweeps import Measured, Subject, logit_recipes, planned, run_cells, unique
 from quantkit.sweeps.figures import cells_of, figures_of
-from quantkit.sweeps.forward import text_forward
+from quantkit.tasks.forward import text_forward
 from quantkit.sweeps.run import FLOAT_FEATURES
 from quantkit.tasks import Perplexity
 

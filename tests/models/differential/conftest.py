@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quantkit.models.differential import DiffAttention, DiffAttentionV2
+from quantkit.models.differential import DiffAttention, DiffAttentionV2, DiffV2ForCausalLM
+from tests.models.differential.v2_oracle import make_v2
 
 
 @pytest.fixture
@@ -66,3 +68,24 @@ def x() -> Tensor:
     """Hidden states of two sequences of seven tokens, `[2, 7, 32]`."""
     torch.manual_seed(5)
     return torch.randn(2, 7, 32)
+
+
+@pytest.fixture
+def v2_model() -> DiffV2ForCausalLM:
+    """DIFF V2 of two layers, four heads and two key-value heads."""
+    return make_v2(tie_word_embeddings=True)
+
+
+@pytest.fixture
+def v2_folder(v2_model: DiffV2ForCausalLM, tokenizer: Any, tmp_path: Path) -> Path:
+    """The model and a byte tokenizer, saved."""
+    path = tmp_path / "v2"
+    v2_model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    """Three rows of twelve, `[3, 12]`."""
+    return torch.randint(0, 257, (3, 12), generator=torch.Generator().manual_seed(2))
