@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from quantkit.calib_sets.docstrings import held_out_docstrings
 from quantkit.calib_sets.documents import TEXT_FIELD, decoded, is_jsonl, jsonl_rows, text_files
 from quantkit.calib_sets.image_files import image_files
 from quantkit.calib_sets.retrieval import retrieval_sample
@@ -63,6 +64,8 @@ def text_content(source: Source, folder: Path, *, draw: int | None, seed: int) -
         documents = _generated(source, draw or 0, seed)
     elif source.type == "module":
         documents = module_texts(source)
+    elif source.type == "stdlib":
+        documents = held_out_docstrings()
     elif source.type == "datasets":
         documents = dataset_texts(source)
     else:

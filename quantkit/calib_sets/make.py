@@ -162,7 +162,7 @@ def _kind(source: Source) -> str:
 
 def _cut(source: Source, kind: str) -> Any:
     """Returns `blocks` for what is one text, `documents` for what is many."""
-    if kind == "text" and source.type == "module":
+    if kind == "text" and source.type in ("module", "stdlib"):
         return "blocks"
     name = Path(source.names[0])
     is_file = source.type == "package" and package_path(source.names[0]).is_file()

@@ -126,7 +126,7 @@ def _check(manifest: Manifest, path: Path) -> None:
             )
     if not manifest.source.names:
         raise InputError(f"{path}: field `source.names` is empty: expected at least one.")
-    if manifest.kind != "text" and manifest.source.type in ("module", "datasets"):
+    if manifest.kind != "text" and manifest.source.type in ("module", "datasets", "stdlib"):
         raise InputError(
             f"{path}: field `kind`: a {manifest.source.type} holds text, got {manifest.kind!r}."
         )

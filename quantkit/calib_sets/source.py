@@ -6,6 +6,7 @@
 | `module:pydoc_data.topics#topics` | text in a module's variable: a string, a list or a dict |
 | `module:ast,argparse` | the source code of modules |
 | `package:NAME/path` | a file or folder inside an installed Python package |
+| `stdlib:docstrings` | docstrings of the standard library that are held out of training |
 | `datasets:ID[:CONFIG]/SPLIT#FIELD` | a column of a data set of the package `datasets` |
 | `generator:retrieval?needles=4&queries=2` | text of ours; `generator:shapes`: images of ours |
 """
@@ -21,6 +22,8 @@ from quantkit.errors import InputError
 ATTRIBUTES: Final = {"pydoc_data.topics": "topics"}
 """The variable that is meant where a module is nothing but that."""
 _FIELD: Final = "text"
+_KINDS: Final = ("module", "package", "datasets", "generator", "stdlib")
+_DOCSTRINGS: Final = "docstrings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +32,14 @@ class Source:
 
     Attributes:
         names: Paths, relative to the manifest's folder or absolute; modules; one `NAME/path` of a
-            package; one id of a data set; one generator.
+            package; one id of a data set; one generator; `docstrings`, of `stdlib`.
         field: The variable of a module (empty: its source code); the column of a data set or a
             `.jsonl`.
         config, split: Of a data set; the config may be empty.
         parameters: Of a generator; what is not named has the generator's default.
     """
 
-    type: Literal["path", "module", "package", "datasets", "generator"]
+    type: Literal["path", "module", "package", "datasets", "generator", "stdlib"]
     names: tuple[str, ...]
     field: str = ""
     config: str = ""
@@ -51,10 +54,14 @@ class Source:
             InputError: nothing is named, or a part is missing.
         """
         kind, colon, rest = text.partition(":")
-        if not colon or kind not in ("module", "package", "datasets", "generator"):
+        if not colon or kind not in _KINDS:
             return _path(text)
         if not rest.strip("#/?"):
             raise InputError(f"source {text!r}: expected a name after {kind}:.")
+        if kind == "stdlib":
+            if rest != _DOCSTRINGS:
+                raise InputError(f"source {text!r}: expected stdlib:{_DOCSTRINGS}.")
+            return Source(type="stdlib", names=(rest,))
         if kind == "module":
             listed, _, attribute = rest.partition("#")
             names = tuple(name.strip() for name in listed.split(","))

@@ -42,6 +42,8 @@ def module_texts(source: Source) -> list[str]:
 
 def is_standard(source: Source) -> bool:
     """Returns whether it is of the standard library, which differs between versions of Python."""
+    if source.type == "stdlib":
+        return True
     tops = {name.partition(".")[0] for name in source.names}
     return source.type == "module" and tops <= set(sys.stdlib_module_names)
 

@@ -29,11 +29,14 @@ def report(
 ) -> None:
     """Write one HTML page from the files of earlier runs.
 
-    The page is self-contained; a Markdown twin, report.md, lies beside it, and so do the charts of
-    sweeps, which it shows: sweep-TASK.svg. The paths of all files are printed.
+    The page is self-contained; a Markdown twin, report.md, lies beside it, and so do the charts
+    that it shows: sweep-TASK.svg, pair-*.svg, training-*.svg. The paths of all files are printed.
+    Statistics of a baseline and a differential model with a sweep over both make a page on the
+    pair, beside the paper's own figures.
 
-    Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json and
-    curves.jsonl in and below the folders. A report that stands there already is replaced,
+    Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json,
+    training.json, curves.jsonl, and sweep-seeds.json and training-seeds.json (other models, of
+    several seeds), in and below the folders. A report that stands there already is replaced,
     and charts of it that the new one has not are removed, unless somebody changed them.
 
     \b

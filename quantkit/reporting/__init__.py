@@ -12,6 +12,7 @@ from quantkit.reporting.terminal import (
     terminal_tables,
     topk_text,
 )
+from quantkit.reporting.training_terminal import training_text
 
 __all__ = [
     "calibration_text",
@@ -23,5 +24,6 @@ __all__ = [
     "sweep_text",
     "terminal_tables",
     "topk_text",
+    "training_text",
     "write_report",
 ]

@@ -55,7 +55,8 @@ class Label:
 class Series:
     """A line: `path` is SVG path data; `style` picks dash and marker, `colour` the hue.
 
-    `area` is a band about it, and `hollow` draws its markers so.
+    `area` is a band about it, `hollow` draws its markers so, `thin` its line; one without a name
+    is not in the legend.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Series:
     marks: tuple[Mark, ...]
     area: str = ""
     hollow: bool = False
+    thin: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,7 @@ class Line:
     style: int
     values: tuple[Value, ...]
     hollow: bool = False
+    thin: bool = False
 
 
 def hues(run: Run) -> list[str]:
@@ -241,8 +244,14 @@ def line_chart(
     lines: Sequence[Line],
     log: bool,
     rules: Sequence[tuple[float, str]] = (),
+    reach: Sequence[float] = (),
+    width: float = WIDTH,
+    height: float = HEIGHT,
 ) -> LineChart:
-    """Returns the picture; values that are not finite (or not positive on a log axis) are noted."""
+    """Returns the picture; values that are not finite (or not positive on a log axis) are noted.
+
+    `reach`: values that the axis holds though no line has them, e.g. those of a chart beside.
+    """
 
     def drawable(y: float) -> bool:
         return math.isfinite(y) and (y > 0 or not log)
@@ -251,16 +260,16 @@ def line_chart(
         return math.log10(y) if log else y
 
     shown = [v for line in lines for v in line.values if drawable(v.y)]
-    reach = [y for v in shown for y in (v.y, v.low, v.high, v.least, v.most)]
-    reach += [y for y, _ in rules]
-    ends = [scaled(y) for y in reach if drawable(y)] or [0.0, 1.0]
+    held = [y for v in shown for y in (v.y, v.low, v.high, v.least, v.most)]
+    held += [*reach, *(y for y, _ in rules)]
+    ends = [scaled(y) for y in held if drawable(y)] or [0.0, 1.0]
     low, high = min(ends), max(ends)
     pad = 0.06 * (high - low) or 0.5
     low, high = low - pad, high + pad
     heights = {y: tick_text(y) for y in nice_ticks(low, high, log) if drawable(y)}
     left = left_of(heights.values())
-    x_span = (WIDTH - RIGHT - left) / max(1, len(x_names))
-    y_span = HEIGHT - BOTTOM - TOP
+    x_span = (width - RIGHT - left) / max(1, len(x_names))
+    y_span = height - BOTTOM - TOP
 
     def to_x(x: float) -> float:
         return rounded(left + (x + 0.5) * x_span)
@@ -294,6 +303,7 @@ def line_chart(
                 marks=marks,
                 area=f"{area}Z" if area else "",
                 hollow=line.hollow,
+                thin=line.thin,
             )
         )
     left_out = sum(len(line.values) for line in lines) - len(shown)
@@ -304,7 +314,11 @@ def line_chart(
         x_ticks=tuple(Tick(at=to_x(i), text=name) for i, name in enumerate(x_names) if name),
         y_ticks=tuple(Tick(at=to_y(y), text=text) for y, text in heights.items()),
         series=tuple(series),
+        width=width,
+        height=height,
         left=left,
+        right=width - RIGHT,
+        bottom=height - BOTTOM,
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
         rules=tuple(Tick(at=to_y(y), text=words) for y, words in rules if drawable(y)),
     )

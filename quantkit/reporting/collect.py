@@ -18,16 +18,17 @@ from quantkit.results import (
     Sensitivity,
     Stats,
     Sweep,
+    TrainingResult,
     read_curves,
     read_json,
 )
 
 T = TypeVar("T")
-U = TypeVar("U", Stats, Ranges, Calibration, Sensitivity, Sweep, Export)
+U = TypeVar("U", Stats, Ranges, Calibration, Sensitivity, Sweep, Export, TrainingResult)
 
 FILE_NAMES: Final = (
     "stats.json", "ranges.json", "calibration.json", "sensitivity.json", "sweep.json",
-    "export.json", "curves.jsonl",
+    "export.json", "curves.jsonl", "training.json", "training-seeds.json", "sweep-seeds.json",
 )  # fmt: skip
 
 
@@ -51,7 +52,11 @@ AnyFound = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """All that was found, in the order of the folders and then of the paths."""
+    """All that was found, in the order of the folders and then of the paths.
+
+    `seed_trainings` and `seed_sweeps` are of other models than the rest: small ones, several seeds
+    of each, that say how far a pair may be off by chance.
+    """
 
     stats: tuple[Found[Stats], ...] = ()
     ranges: tuple[Found[Ranges], ...] = ()
@@ -60,6 +65,9 @@ class Run:
     sweeps: tuple[Found[Sweep], ...] = ()
     exports: tuple[Found[Export], ...] = ()
     curves: tuple[Found[Curves], ...] = ()
+    trainings: tuple[Found[TrainingResult], ...] = ()
+    seed_trainings: tuple[Found[TrainingResult], ...] = ()
+    seed_sweeps: tuple[Found[Sweep], ...] = ()
 
 
 def collect(run_folders: Sequence[Path]) -> Run:
@@ -102,6 +110,9 @@ def collect(run_folders: Sequence[Path]) -> Run:
             for label, path in files.values()
             if path.name == "curves.jsonl"
         ),
+        trainings=_read(files, "training.json", TrainingResult),
+        seed_trainings=_read(files, "training-seeds.json", TrainingResult),
+        seed_sweeps=_read(files, "sweep-seeds.json", Sweep),
     )
 
 

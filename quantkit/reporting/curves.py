@@ -40,7 +40,8 @@ _COLUMNS: Final = 60
 _TICK_WIDTH: Final = 64.0  # SVG units for a step's number
 _ROWS: Final = 12
 _TICKS: Final = 6
-_FINE: Final = 10  # slots of the step axis between two labelled ticks
+FINE: Final = 10
+"""Slots of the step axis between two labelled ticks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ def steps_table(run: Run) -> Table:
     )  # fmt: skip
 
 
-def line_charts(run: Run) -> tuple[LineChart, ...]:
+def line_charts(run: Run, *, with_loss: bool = True) -> tuple[LineChart, ...]:
     """Returns max |logit|, inf-norm, kurtosis and, where it was noted, loss over the steps."""
     figures = (
         _Figure(title="Largest |attention logit|", label="max |logit|", of=_logit),
@@ -160,7 +161,7 @@ def line_charts(run: Run) -> tuple[LineChart, ...]:
         ),
         _Figure(title="Loss", label="loss", of=lambda step: {None: step.loss}),
     )
-    charts = (_chart(run, figure) for figure in figures)
+    charts = (_chart(run, figure) for figure in (figures if with_loss else figures[:-1]))
     return tuple(chart for chart in charts if chart is not None)
 
 
@@ -169,7 +170,7 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
     every = [step.step for found in run.curves for step in found.result.steps]
     if not every:
         return None
-    unit, start, slots = _axis(min(every), max(every))
+    unit, start, slots = step_axis(min(every), max(every))
     colours = list(dict.fromkeys([*hues(run), *names(run)]))  # a model keeps its hue
     lines = []
     for name, found in zip(names(run), run.curves, strict=True):
@@ -182,7 +183,7 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
             label = name if map_ is None or found.result.header.maps < 2 else f"{name}, map {map_}"
             drawn = tuple(
                 Value(
-                    x=_FINE * (step - start) / unit,
+                    x=FINE * (step - start) / unit,
                     y=value,
                     title=f"{label}, step {step}: {number(value)}",
                 )
@@ -200,7 +201,7 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
         x_label="step",
         y_label=f"{figure.label}{' (log)' if log else ''}",
         x_names=tuple(
-            f"{start + i // _FINE * unit:,}" if i % _FINE == 0 else "" for i in range(slots)
+            f"{start + i // FINE * unit:,}" if i % FINE == 0 else "" for i in range(slots)
         ),
         lines=lines,
         log=log,
@@ -214,13 +215,13 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
     )
 
 
-def _axis(first: int, last: int) -> tuple[int, int, int]:
+def step_axis(first: int, last: int) -> tuple[int, int, int]:
     """Returns (steps between ticks, step of slot 0, slots) of a linear axis with round ticks."""
     raw = max(1.0, (last - first) / _TICKS)
     base = 10 ** math.floor(math.log10(raw))
     unit = max(1, next(m * base for m in (1, 2, 5, 10) if m * base >= raw))
     start = first // unit * unit
-    return unit, start, math.ceil(_FINE * (last - start) / unit) + 1
+    return unit, start, math.ceil(FINE * (last - start) / unit) + 1
 
 
 def heat_maps(run: Run) -> tuple[HeatMap, ...]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from quantkit.reporting.collect import Run, labels
 from quantkit.reporting.groups import HIDDEN, LOGIT, ends, of_heads, of_layers, pooled, top
-from quantkit.reporting.paper import ALL_READING, NOTE, TABLE_5, VALID_READING, reading_of
+from quantkit.reporting.paper import (
+    ALL_READING,
+    BASELINE,
+    DIFF,
+    NOTE,
+    TABLE_5,
+    VALID_READING,
+    reading_of,
+)
 from quantkit.reporting.text import NOT_AVAILABLE, Table, number, share, without
 from quantkit.results import TOP_RANKS, PointSummary, Stats
 
@@ -39,18 +48,13 @@ def topk_table(run: Run, *, paper: bool = False, narrow: bool = False) -> Table:
         for name, summary in found:
             reading = reading_of(summary.definition) if point == LOGIT else ""
             rows.append((words, name, reading, *map(number, _figures(summary))))
-        for name, stats in models if with_reading and point == LOGIT else ():
-            second = stats.summary.attention_logit_unmasked
-            if second is not None:
-                rows.append((words, name, ALL_READING, *map(number, _figures(second))))
         if len(found) == 2:
             is_fair = point != LOGIT or len(readings) == 1
-            (name, over), (other, under) = found if not swapped else reversed(found)
-            rows.append((words, f"{name} / {other}", "", *_ratios(over, under, is_fair)))
-        for row in TABLE_5 if paper and models else ():
-            if row.point == point:
-                figures = (f"{value:,.1f}" for value in (*row.abs_top, row.abs_median))
-                rows.append((words, row.label, row.reading, *figures))
+            rows.append((words, *_divided(found, swapped, "", is_fair)))
+        if with_reading and point == LOGIT:
+            rows += [(words, *row) for row in _unmasked(models, swapped)]
+        if paper and models:
+            rows += [(words, *row) for row in _paper(point, with_ratio=len(found) == 2)]
     start: tuple[str, ...] = ("activation", "model", "reading")
     if not with_reading:
         start = start[:2]
@@ -62,6 +66,36 @@ def topk_table(run: Run, *, paper: bool = False, narrow: bool = False) -> Table:
         text_columns=len(start),
         note=_topk_note(readings, with_reading, paper),
     )
+
+
+def _divided(
+    pair: Sequence[tuple[str, PointSummary]], swapped: bool, reading: str, is_fair: bool
+) -> tuple[str, ...]:
+    """Returns name, reading and ratios of the first of two over the second, or swapped."""
+    (name, over), (other, under) = reversed(pair) if swapped else pair
+    return (f"{name} / {other}", reading, *_ratios(_figures(over), _figures(under), is_fair))
+
+
+def _unmasked(models: Sequence[tuple[str, Stats]], swapped: bool) -> list[tuple[str, ...]]:
+    """Returns the rows of the second reading, where it was asked for."""
+    seconds = [(name, stats.summary.attention_logit_unmasked) for name, stats in models]
+    found = [(name, second) for name, second in seconds if second is not None]
+    rows = [(name, ALL_READING, *map(number, _figures(second))) for name, second in found]
+    return [*rows, _divided(found, swapped, ALL_READING, True)] if len(found) == 2 else rows
+
+
+def _paper(point: str, *, with_ratio: bool) -> list[tuple[str, ...]]:
+    """Returns the paper's rows, and DIFF over the Transformer."""
+    found = {row.model: row for row in TABLE_5 if row.point == point}
+    rows = [
+        (row.label, row.reading, *(f"{value:,.1f}" for value in row.figures))
+        for row in found.values()
+    ]
+    if with_ratio:
+        over, under = found[DIFF], found[BASELINE]
+        ratios = _ratios(over.figures, under.figures, True)
+        rows.append(("DIFF ratio (paper)", over.reading, *ratios))
+    return rows
 
 
 def _topk_note(readings: set[str], with_reading: bool, paper: bool) -> str:
@@ -82,13 +116,18 @@ def _summary(stats: Stats, point: str) -> PointSummary:
     return summary.attention_logit if point == LOGIT else summary.hidden_state
 
 
+def figures_of(stats: Stats, point: str) -> tuple[float, ...]:
+    """Returns |x| of a point in the order of Table 5's columns."""
+    return _figures(_summary(stats, point))
+
+
 def _figures(summary: PointSummary) -> tuple[float, ...]:
     tops = (summary.abs_top.get(str(rank), math.nan) for rank in TOP_RANKS)
     return (*tops, summary.abs_median)
 
 
-def _ratios(first: PointSummary, second: PointSummary, is_fair: bool) -> tuple[str, ...]:
-    pairs = zip(_figures(first), _figures(second), strict=True)
+def _ratios(first: Sequence[float], second: Sequence[float], is_fair: bool) -> tuple[str, ...]:
+    pairs = zip(first, second, strict=True)
     return tuple(
         f"{number(a / b, 3)}x" if is_fair and b > 0 and math.isfinite(a / b) else NOT_AVAILABLE
         for a, b in pairs

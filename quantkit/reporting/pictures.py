@@ -41,7 +41,8 @@ DARK: Final = {
 
 _MARK: Final = re.compile(rb"<!-- quantkit report ([0-9a-f]{64}) -->\n\Z")
 """The last line of a picture: the hash of all before it."""
-_MARGIN: Final = 14.0
+_NAMES: Final = ("sweep-*.svg", "pair-*.svg", "training-*.svg")
+MARGIN: Final = 14.0
 _LINE: Final = 18.0
 _SAMPLE: Final = 40.0
 
@@ -82,10 +83,17 @@ class Picture:
         return round(SHOWN_WIDTH * self.height / self.width)
 
 
-def pictures(run: Run) -> tuple[Picture, ...]:
-    """Returns a picture for each chart of the sweeps; their names differ."""
+def pictures(run: Run, *, with_bits: bool = True) -> tuple[Picture, ...]:
+    """Returns a picture for each chart of the sweeps; their names differ.
+
+    Without `with_bits` none of the logits' bits alone: they are shown otherwise.
+    """
     charts: list[tuple[str, LineChart | DotChart]] = []
-    charts += [(f"{slug(task)}{_beside(rest)}", c) for (task, rest), c in named_charts(run)]
+    charts += [
+        (f"{slug(task)}{_beside(rest)}", chart)
+        for (task, rest), chart in named_charts(run)
+        if with_bits or rest
+    ]
     charts += [(f"{slug(task)}-recipes", chart) for task, chart in named_recipe_charts(run)]
     taken: set[str] = set()
     found = []
@@ -113,9 +121,15 @@ def _beside(rest: str) -> str:
 
 def svg(picture: Picture, environment: jinja2.Environment) -> str:
     """Returns the file's text, see `remove_stale`; `environment` is one that escapes."""
-    body = environment.get_template("picture.svg.j2").render(
-        picture=picture, chart=picture.chart, light=LIGHT, dark=DARK
+    return marked(
+        environment.get_template("picture.svg.j2").render(
+            picture=picture, chart=picture.chart, light=LIGHT, dark=DARK
+        )
     )
+
+
+def marked(body: str) -> str:
+    """Returns a picture's text with the mark by which `remove_stale` knows it."""
     # as the file will hold it
     body = body.encode("utf-8", errors="replace").decode("utf-8")
     return f"{body}<!-- quantkit report {hashlib.sha256(body.encode()).hexdigest()} -->\n"
@@ -130,7 +144,7 @@ def remove_stale(folder: Path, current: Collection[str]) -> None:
     Raises:
         InputError: one of them cannot be removed.
     """
-    for path in sorted(folder.glob("sweep-*.svg")):
+    for path in sorted(path for name in _NAMES for path in folder.glob(name)):
         if path.name not in current and _is_untouched(path):
             try:
                 path.unlink()
@@ -153,11 +167,11 @@ def _is_untouched(path: Path) -> bool:
 
 
 def _picture(name: str, chart: LineChart | DotChart) -> Picture:
-    room = chart.width - 2 * _MARGIN
-    heading = _lines(chart.title, room * 12 / 14, first=_MARGIN + 12)
+    room = chart.width - 2 * MARGIN
+    heading = lines_of(chart.title, room * 12 / 14, first=MARGIN + 12)
     chart_top = heading[-1].y + 6
-    keys, below = _legend(chart.series, room, chart_top + chart.height + 8)
-    notes = _lines(chart.note, room, first=below + 20) if chart.note else ()
+    keys, below = legend_of(chart.series, room, chart_top + chart.height + 8)
+    notes = lines_of(chart.note, room, first=below + 20) if chart.note else ()
     below = notes[-1].y + 6 if notes else below
     return Picture(
         name=name,
@@ -168,21 +182,21 @@ def _picture(name: str, chart: LineChart | DotChart) -> Picture:
         notes=notes,
         chart_top=rounded(chart_top),
         width=chart.width,
-        height=rounded(below + _MARGIN),
+        height=rounded(below + MARGIN),
     )
 
 
-def _lines(text: str, room: float, *, first: float) -> tuple[Label, ...]:
+def lines_of(text: str, room: float, *, first: float) -> tuple[Label, ...]:
     """Returns the text in as many lines as it takes."""
     wide = text_width(text) / max(1, len(text))
     wrapped = textwrap.wrap(printable(text), max(8, int(room / max(wide, 1.0)))) or [""]
     return tuple(
-        Label(x=_MARGIN, y=rounded(first + i * _LINE), text=line)
+        Label(x=MARGIN, y=rounded(first + i * _LINE), text=line)
         for i, line in enumerate(wrapped)
     )  # fmt: skip
 
 
-def _legend(
+def legend_of(
     series: Sequence[Series | DotSeries], room: float, top: float
 ) -> tuple[tuple[tuple[Series | DotSeries, Label], ...], float]:
     """Returns where each entry stands, row by row, and where the last row ends."""
@@ -195,6 +209,6 @@ def _legend(
         wide = _SAMPLE + text_width(name)
         if x > 0 and x + wide > room:
             x, y = 0.0, y + _LINE
-        keys.append((one, Label(x=rounded(_MARGIN + x), y=rounded(y), text=name)))
+        keys.append((one, Label(x=rounded(MARGIN + x), y=rounded(y), text=name)))
         x += wide + 18.0
     return tuple(keys), y + 12.0

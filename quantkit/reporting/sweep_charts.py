@@ -28,12 +28,13 @@ _MARKERS: Final = 4
 _METRIC: Final = 16  # characters that the axis has room for
 
 
-def sweep_charts(run: Run) -> tuple[LineChart, ...]:
+def sweep_charts(run: Run, *, with_bits: bool = True) -> tuple[LineChart, ...]:
     """Returns a picture of the first metric against the bits for every task.
 
-    One more for each recipe of other parts that logits were quantized beside.
+    One more for each recipe of other parts that logits were quantized beside; without `with_bits`
+    those alone.
     """
-    return tuple(chart for _, chart in named_charts(run))
+    return tuple(chart for (_, rest), chart in named_charts(run) if with_bits or rest)
 
 
 def named_charts(run: Run) -> tuple[tuple[tuple[str, str], LineChart], ...]:
@@ -86,7 +87,7 @@ def _bits(one: Measured, rows: Sequence[BitRow], beside: str, colours: list[str]
         title=f"{one.words} against bits of the attention logits"
         + (f" ({beside} beside)" if beside else ""),
         x_label="bits (16 = not quantized)",
-        y_label=f"{_axis(one)}{' (log)' if one.is_logarithmic else ''}",
+        y_label=f"{axis_words(one)}{' (log)' if one.is_logarithmic else ''}",
         x_names=tuple(str(width) for width in bits),
         lines=lines,
         log=one.is_logarithmic,
@@ -125,7 +126,7 @@ def named_recipe_charts(run: Run) -> tuple[tuple[str, DotChart], ...]:
         ]
         chart = dot_chart(
             title=f"{one.words} of other recipes",
-            x_label=f"{_axis(one)}{' (log)' if one.is_logarithmic else ''}",
+            x_label=f"{axis_words(one)}{' (log)' if one.is_logarithmic else ''}",
             dots=dots,
             log=one.is_logarithmic,
             rules=_chances(cells),
@@ -165,7 +166,8 @@ def _note(one: Measured, note: str) -> str:
     return f"{words} {note}".rstrip()
 
 
-def _axis(one: Measured) -> str:
+def axis_words(one: Measured) -> str:
+    """Returns the title of a metric's axis, with what is better."""
     better = "higher" if one.higher_is_better else "lower"
     return f"{clipped(one.metric, _METRIC)}, {better} is better"
 

@@ -21,6 +21,8 @@ from quantkit.reporting.outlier_tables import (
     token_counts,
     topk_table,
 )
+from quantkit.reporting.pair_groups import pair_of
+from quantkit.reporting.pair_terminal import pair_text
 from quantkit.reporting.place_tables import worst_logits_table, worst_states_table
 from quantkit.reporting.sweep_terminal import sweep_text
 from quantkit.reporting.tables import ranges_table
@@ -150,7 +152,11 @@ def _lambda_lines(stats: Stats) -> list[str]:
 
 
 def terminal_tables(run_folder: Path) -> str:
-    """Returns both tables, those that the run folder has."""
+    """Returns the view of a matched pair; of other run folders, the tables that there are."""
+    run = collect([run_folder])
+    pair = pair_of(run)
+    if pair is not None:
+        return pair_text(pair, run)
     texts = (topk_text(run_folder), sweep_text(run_folder))
     return "\n".join(text for text in texts if text)
 

@@ -31,6 +31,14 @@ def verdict(run: Run) -> tuple[str, ...]:
     return (_outliers(run), *calibration, _cost(run), *keep, _export(run))
 
 
+def stage_verdicts(run: Run) -> tuple[str, ...]:
+    """Returns the sentences on calibration, sensitivity and export, of those that were found."""
+    calibration = (_calibration(run),) if run.calibrations else ()
+    keep = (_keep(run),) if run.sensitivities else ()
+    export = (_export(run),) if run.exports else ()
+    return (*calibration, *keep, *export)
+
+
 def _outliers(run: Run) -> str:
     if not run.stats:
         return "No statistics were found: `quantkit stats MODEL` measures the outliers."

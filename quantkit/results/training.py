@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TRAINING_SCHEMA: Final = "quantkit.training/1"
+TRAINED_MODEL_SCHEMA: Final = "quantkit.trained-model/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +97,14 @@ class TrainedModel:
     """One arm of one seed.
 
     Attributes:
+        schema: Of `model.json`, which holds this one alone.
         folder: Relative to the file; a transformers folder with its tokenizer.
         sha256: Of its weights, in float32; `parameters`: tied ones once.
         seconds: Of the steps alone, over all sittings; `tokens_per_second` goes with it.
         finished: Whether it went through all steps.
     """
 
+    schema: str = TRAINED_MODEL_SCHEMA
     arm: str
     seed: int
     architecture: str

@@ -31,18 +31,21 @@ def new_model(arm: str, sizes: Sizes, *, seed: int, dropout: float = 0.0) -> Any
     so that arms of one seed share all of those; what only this arm has is drawn after them.
 
     Args:
-        dropout: Of the attention weights.
+        dropout: Of the attention weights; a baseline's alone.
+
+    Raises:
+        InputError: dropout of another arm.
     """
+    if dropout and arm != "baseline":
+        raise InputError(f"[training] dropout: {arm} has none; expected 0.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         baseline = LlamaForCausalLM(_llama(LlamaConfig, sizes, dropout))
         if arm == "baseline":
             return baseline
         if arm == "diff":
-            model: Any = DiffLlamaForCausalLM(_llama(DiffLlamaConfig, sizes, dropout))
+            model: Any = DiffLlamaForCausalLM(_llama(DiffLlamaConfig, sizes, 0.0))
         else:
-            if dropout:
-                raise InputError("[training] dropout: diff-v2 has none; expected 0.")
             model = DiffV2ForCausalLM(v2_config(sizes))
     shared, own = baseline.state_dict(), model.state_dict()
     with torch.no_grad():

@@ -26,7 +26,7 @@ from torch import Tensor
 from quantkit.errors import InputError, QuantkitError
 from quantkit.jobs import PairSpec
 from quantkit.models.placement import parameter_count
-from quantkit.models.shipped import sha256_of
+from quantkit.models.shipped import quiet_transformers, sha256_of
 from quantkit.monitoring import OutlierMonitor
 from quantkit.progress import Progress, silent
 from quantkit.results import LossPoint, Measurement, TrainedModel, decode, to_plain
@@ -187,7 +187,7 @@ class ArmTraining:
         loss = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten()
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.bare.parameters(), training.clip_norm)
         rate = learning_rate(training, step)
@@ -282,7 +282,10 @@ class ArmTraining:
         half = {name: weight.half() for name, weight in self.bare.state_dict().items()}
         self.bare.config.dtype = torch.float16
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as temporary:
-            self.bare.save_pretrained(temporary, state_dict=half)
+            with quiet_transformers():
+                self.bare.save_pretrained(temporary, state_dict=half)
+            # safetensors' file is its owner's alone
+            shutil.copymode(Path(temporary, "config.json"), Path(temporary, WEIGHTS))
             for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == WEIGHTS):
                 os.replace(path, self.folder / path.name)
 

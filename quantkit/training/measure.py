@@ -84,7 +84,7 @@ class Gauge:
         device = next(model.parameters()).device
         total, count = 0.0, 0
         with torch.no_grad():
-            for rows in self._rows.split(_AT_ONCE):
+            for rows in self._rows.split(_AT_ONCE):  # type: ignore[no-untyped-call]
                 rows = rows.to(device)
                 logits: Tensor = model(input_ids=rows, use_cache=False).logits
                 likely = torch.nn.functional.cross_entropy(

@@ -402,4 +402,4 @@ def test_listing_and_verifying_load_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
     )
 
-    assert done.stdout.split() == ["False", "4"]
+    assert done.stdout.split() == ["False", "5"]

@@ -171,6 +171,7 @@ def test_names_that_are_no_folder(name: str) -> None:
         ("module:ast", Source(type="module", names=("ast",))),
         ("module:ast,json.decoder", Source(type="module", names=("ast", "json.decoder"))),
         ("module:a.b#c", Source(type="module", names=("a.b",), field="c")),
+        ("stdlib:docstrings", Source(type="stdlib", names=("docstrings",))),
         ("package:p/q/r.txt", Source(type="package", names=("p/q/r.txt",))),
         (
             "datasets:org/set:config/train#body",
@@ -198,9 +199,10 @@ def test_what_is_meant_where_less_is_said() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "module:", "module:a,,b", "package:p", "package:/x", "datasets:set", "datasets:/train",
-     "generator:", "generator:retrieval?needles", "generator:retrieval?needles=x",
-     "generator:retrieval?needles=1&needles=2", "generator:r?n=-1"],
+    ["", "module:", "module:a,,b", "package:p", "package:/x", "stdlib:source", "datasets:set",
+     "datasets:/train", "generator:", "generator:retrieval?needles",
+     "generator:retrieval?needles=x", "generator:retrieval?needles=1&needles=2",
+     "generator:r?n=-1"],
 )  # fmt: skip
 def test_a_source_that_says_too_little(text: str) -> None:
     with pytest.raises(InputError, match="expected"):

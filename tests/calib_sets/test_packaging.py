@@ -35,9 +35,11 @@ def test_a_wheel_has_every_file_of_calib_and_every_module(wheel: Path) -> None:
 
     there = {f"{SETS}/{p.relative_to(ROOT / 'calib').as_posix()}" for p in files("calib")}
     assert {name for name in names if name.startswith(SETS)} == there
-    assert len(there) >= 5
+    assert len(there) >= 6
     modules = {p.relative_to(ROOT).as_posix() for p in files("quantkit") if p.suffix == ".py"}
     assert {name for name in names if name.endswith(".py")} == modules
+    pair = {p.relative_to(ROOT).as_posix() for p in files("quantkit/models/pair")}
+    assert "quantkit/models/pair/pair.toml" in pair and pair <= names
     assert "quantkit/py.typed" in names
     assert "quantkit/reporting/templates/report.html.j2" in names
 
@@ -63,7 +65,7 @@ def test_what_a_wheel_installs_finds_the_sets_from_anywhere(wheel: Path, tmp_pat
     assert done.returncode == 0, done.stderr[-2000:]
     folder, *names = done.stdout.split()
     assert Path(folder) == tmp_path / "site" / SETS
-    assert names == ["pydoc", "retrieval", "shapes", "stdlib-source"]
+    assert names == ["docstrings", "pydoc", "retrieval", "shapes", "stdlib-source"]
 
 
 def files(folder: str) -> list[Path]:

@@ -26,7 +26,7 @@ from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 
 PYDOC = "\n\n".join(topics.topics[key] for key in sorted(topics.topics))
-SHIPPED = ["pydoc", "retrieval", "shapes", "stdlib-source"]
+SHIPPED = ["docstrings", "pydoc", "retrieval", "shapes", "stdlib-source"]
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_a_set_of_the_working_directory_comes_first(tokenizer: Any) -> None:
     make_set(SetRequest(name="pydoc", source="a.txt", force=True))
 
     assert ("pydoc", "calib/pydoc") in [(found.name, found.where) for found in all_sets()]
-    assert len(all_sets()) == 4
+    assert len(all_sets()) == len(SHIPPED)
     assert tokenizer.decode(text_slice("pydoc", tokenizer, seq_len=8).ids[0]) == "abcdefgh"
 
 
@@ -218,7 +218,7 @@ def test_a_set_by_its_folder(tokenizer: Any) -> None:
 @pytest.mark.parametrize("source", ["retrieva", "x" * 300, "a\0b"])
 def test_a_name_that_is_nothing(source: str, tokenizer: Any) -> None:
     assert find_set(source) is None
-    with pytest.raises(InputError, match="Available: pydoc, retrieval, shapes, stdlib-source"):
+    with pytest.raises(InputError, match=f"Available: {', '.join(SHIPPED)}"):
         named_set(source)
 
 
@@ -249,7 +249,7 @@ def test_a_broken_manifest_stops_the_run_and_is_left_out_of_suggestions(tokenize
 
     with pytest.raises(InputError, match="is not TOML"):
         text_slice("mine", tokenizer)
-    with pytest.raises(InputError, match="Available: pydoc, retrieval, stdlib-source"):
+    with pytest.raises(InputError, match="Available: docstrings, pydoc, retrieval, stdlib-source"):
         text_slice("min", tokenizer)
 
 

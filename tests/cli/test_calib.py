@@ -53,10 +53,12 @@ def test_ls_lists_the_shipped_sets_and_ones_own() -> None:
     assert (code, err) == (0, "")
     rows = [re.split(r"\s{2,}", line) for line in out.splitlines()[1:]]
     assert rows[0] == ["name", "kind", "licence", "where", "samples", "size"]
-    assert rows[2] == ["mine", "text", "CC-BY-4.0", "calib/mine", "1", "0.0 kB"]
-    assert [row[0] for row in rows[3:]] == ["pydoc", "retrieval", "shapes", "stdlib-source"]
-    assert rows[4][:5] == ["retrieval", "text", "Apache-2.0", "shipped", "512"]
-    assert rows[5] == ["shapes", "images", "Apache-2.0", "shipped", "no end"]
+    assert rows[3] == ["mine", "text", "CC-BY-4.0", "calib/mine", "1", "0.0 kB"]
+    assert [row[0] for row in rows[2:]] == [
+        "docstrings", "mine", "pydoc", "retrieval", "shapes", "stdlib-source",
+    ]  # fmt: skip
+    assert rows[5][:5] == ["retrieval", "text", "Apache-2.0", "shipped", "512"]
+    assert rows[6] == ["shapes", "images", "Apache-2.0", "shipped", "no end"]
 
 
 def test_show_prints_the_manifest_and_samples() -> None:
@@ -143,7 +145,7 @@ def test_verify_all() -> None:
 
     assert code == 0
     assert [line.split()[1] for line in out.splitlines()] == [
-        "pydoc", "retrieval", "shapes", "stdlib-source",
+        "docstrings", "pydoc", "retrieval", "shapes", "stdlib-source",
     ]  # fmt: skip
 
 

