@@ -19,6 +19,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("quantkit.pipelines", "run_export"),
     "compare": ("quantkit.pipelines", "run_compare"),
     "report": ("quantkit.reporting", "write_report"),
+    "train": ("quantkit.pipelines", "run_train"),
     "record": ("quantkit.outliers", "record"),
     "record_qk": ("quantkit.probes", "record_qk"),
 }
@@ -35,6 +36,7 @@ __all__ = [
     "sensitivity",
     "stats",
     "sweep",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from quantkit.pipelines import run_sensitivity as sensitivity
     from quantkit.pipelines import run_stats as stats
     from quantkit.pipelines import run_sweep as sweep
+    from quantkit.pipelines import run_train as train
     from quantkit.probes import record_qk
     from quantkit.reporting import write_report as report
 

@@ -21,6 +21,7 @@ from quantkit.cli.report import report
 from quantkit.cli.sensitivity import sensitivity
 from quantkit.cli.stats import stats
 from quantkit.cli.sweep import sweep
+from quantkit.cli.train import train
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _command in (stats, calibrate, sensitivity, sweep, export, compare, report, doctor):
+for _command in (stats, calibrate, sensitivity, sweep, export, compare, train, report, doctor):
     app.command()(_command)
 app.add_typer(calib_app, name="calib")
 
@@ -64,7 +65,9 @@ def quantkit(
       quantkit stats smollm2 --samples 8
       quantkit calibrate smollm2 --method mse
       quantkit sweep ./my-model --bits 16,8,6,4 --granularity tensor,head
+      quantkit compare
       quantkit compare ./baseline ./diff
+      quantkit train pair.toml
       quantkit report reports/stats-* reports/sweep-*
     """
     if context.invoked_subcommand is None:

@@ -58,9 +58,11 @@ def _bar() -> Iterator[Progress]:
         tasks: dict[str, TaskID] = {}
 
         def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(escape(what), total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            # what stands behind a colon changes on the way, such as a loss: it is the same bar
+            work = what.partition(": ")[0]
+            if work not in tasks:
+                tasks[work] = bars.add_task(escape(what), total=total)
+            bars.update(tasks[work], completed=done, total=total, description=escape(what))
 
         yield tell
 

@@ -11,7 +11,7 @@ from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES
 
 MODEL_WORDS = (
     "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
-    "model: smollm2, minilm, dinov2-small"
+    "model: baseline, diff, smollm2, minilm, dinov2-small"
 )
 Model = Annotated[
     str,

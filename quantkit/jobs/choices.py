@@ -42,5 +42,5 @@ STATS_POINTS: Final = (
 DEVICE_MAPS: Final = ("auto",)
 ATTENTION_BITS: Final = (16, 8, 6, 4)
 OPSETS: Final = (21, 22, 23)
-SHIPPED_PAIR: Final[tuple[str, ...]] = ()
-"""The matched models that `compare` takes when none is named; none ships in this version."""
+SHIPPED_PAIR: Final = ("baseline", "diff")
+"""The matched models that ship in the package; `compare` takes them when none is named."""

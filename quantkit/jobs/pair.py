@@ -98,7 +98,8 @@ class Training:
         optimizer: `adamw`; `muon`: Muon for the matrices inside the layers, AdamW for the rest.
         decay_queries_keys: Whether weight decay also holds the query and key projections.
         clip_norm: Of the whole gradient; 0: not clipped.
-        dropout: Of the attention weights.
+        dropout: Of the attention weights of baselines; differential arms have none, so that a
+            pair with them takes 0.
         autocast: Of the forward passes; weights and optimizer are float32.
     """
 
@@ -260,6 +261,8 @@ class PairSpec:
         for arm in self.arms:
             if arm not in ARMS:
                 raise InputError(f"unknown arm {arm!r}.{suggest(arm, ARMS)}")
+            if self.training.dropout and arm != "baseline":
+                raise InputError(f"[training] dropout: {arm} has none; expected 0.")
         if not 0 <= min(self.seeds) <= max(self.seeds) < 1 << 31:
             raise InputError(f"seeds: 0 to below 2^31, got {list(self.seeds)}.")
 

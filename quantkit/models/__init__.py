@@ -26,9 +26,16 @@ from quantkit.models.families import (
 )
 from quantkit.models.loading import LoadedModel, load, prepare, run_batch
 from quantkit.models.mlps import Mlp, as_matrix, holds_fused_experts, mlp_of, projection_modules
-from quantkit.models.shipped import SHIPPED, cache_dir, pair_results, sha256_of
+from quantkit.models.shipped import (
+    PAIR_RESULTS,
+    SHIPPED,
+    cache_dir,
+    pair_results,
+    sha256_of,
+)
 
 __all__ = [
+    "PAIR_RESULTS",
     "SHIPPED",
     "AttentionLayout",
     "DiffAttention",

@@ -6,6 +6,7 @@ from quantkit.pipelines.export import run_export
 from quantkit.pipelines.sensitivity import run_sensitivity
 from quantkit.pipelines.stats import run_stats
 from quantkit.pipelines.sweep import plan_sweep, run_sweep
+from quantkit.pipelines.train import run_train
 
 __all__ = [
     "plan_sweep",
@@ -15,4 +16,5 @@ __all__ = [
     "run_sensitivity",
     "run_stats",
     "run_sweep",
+    "run_train",
 ]

@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from quantkit.errors import InputError
-from quantkit.jobs import NOT_CONFIG, Job, config_hash, default_out
+from quantkit.jobs import ARMS, NOT_CONFIG, Job, config_hash, default_out
+from quantkit.models import PAIR_RESULTS
 from quantkit.processes import Processes
 from quantkit.results import read_plain, write_json
 
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
 _TEMPORARY: Final = re.compile(r"\.[a-z]+\.json\.[a-z0-9_]{8}")
+_TRAINED: Final = re.compile(rf"({'|'.join(map(re.escape, ARMS))})-seed\d+")
 RUN_SCHEMA: Final = "quantkit.run/1"
 RESULTS: Final = {
     "calibrate": "ranges.json",
     "sensitivity": "sensitivity.json",
     "sweep": "sweep.json",
     "export": "export.json",
+    "train": "training.json",
 }
 """The file without which a run of that command is not finished, whatever `run.json` says."""
 
@@ -129,13 +132,15 @@ def running(command: str, job: Job, processes: Processes = ALONE) -> Iterator[Ru
 def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
     results = ("stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export")
-    names = (*(f"{name}.json" for name in results), "quantizers.json")
+    names = (*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS)
     reports = ("report.html", "report.md", RUN_FILE)
     tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]
     for path in (*(folder / name for name in (*names, *reports)), *tensors):
         path.unlink(missing_ok=True)
     folders = [folder / "cells", folder / "float"]
-    for path in [*folders, *folder.glob("model*.onnx*"), *_model_folders(folder)]:
+    trained = [path for path in folder.iterdir() if _TRAINED.fullmatch(path.name)]
+    folders += [path.parent for path in folder.glob("data/tokenizer")]
+    for path in [*folders, *trained, *folder.glob("model*.onnx*"), *_model_folders(folder)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -14,6 +14,7 @@ from quantkit.calib_sets.plain_text import documents_of
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.jobs import (
+    CompareJob,
     IclSpec,
     ImageClassificationSpec,
     LmEvalSpec,
@@ -80,16 +81,21 @@ def subjects_of(
     runs: Sequence[Calibrated],
     keep: Sequence[str],
     processes: Processes,
+    *,
+    models: Sequence[tuple[LoadedModel, str]] = (),
 ) -> list[Subject]:
     """Returns each model ready to be swept.
 
     All models are loaded together: items that are made from text leave out what calibration has
     read for any of them, so that they are the same for all.
 
+    Args:
+        models: What `load_all` has returned; empty: they are loaded here.
+
     Raises:
         InputError: a model that cannot do a task, two models of one name, ranges of none of them.
     """
-    models = _load_all(job, processes)
+    models = models or load_all(job, processes)
     prepared = [
         _prepared(job, loaded, group, _own(runs, loaded, alone=len(models) == 1))
         for loaded, group in models
@@ -124,8 +130,12 @@ def _subject(job: SweepJob, one: Prepared, keep: Sequence[str], seen: str) -> Su
     )
 
 
-def _load_all(job: SweepJob, processes: Processes) -> list[tuple[LoadedModel, str]]:
-    """Returns the models under their names in results, each with its group."""
+def load_all(job: SweepJob | CompareJob, processes: Processes) -> list[tuple[LoadedModel, str]]:
+    """Returns the models under their names in results, each with its group.
+
+    Raises:
+        InputError: two models of one name, seeds that are not of one model.
+    """
     named = job.named
     found: list[tuple[LoadedModel, str]] = []
     for index, model in enumerate(named):
@@ -161,8 +171,8 @@ def _require_seeds(named: Sequence[NamedModel], models: Sequence[LoadedModel]) -
             )
 
 
-def _load(job: SweepJob, source: str) -> LoadedModel:
-    if not job.reads_images:
+def _load(job: SweepJob | CompareJob, source: str) -> LoadedModel:
+    if isinstance(job, CompareJob) or not job.reads_images:
         return load_decoder(source, job)
     loaded = load(source, dtype=job.dtype, device=job.device)
     if loaded.modality != "image":

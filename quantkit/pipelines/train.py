@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from accelerate import Accelerator
+from accelerate import Accelerator  # type: ignore[import-untyped]
 from transformers import AutoTokenizer
 
 from quantkit.errors import InputError

@@ -17,9 +17,9 @@ _QUERIES_KEYS: Final = ("q_proj.", "k_proj.")
 def optimizers_of(model: nn.Module, training: Training) -> list[Any]:
     """Returns one optimizer or two, whose groups have the peak learning rate.
 
-    Weight decay holds matrices alone: no norm and no lambda vector, and the query and key projections only
-    where the recipe says so. Muon (Jordan et al. 2024) takes the matrices inside the layers, its
-    update scaled to AdamW's root mean square (arXiv 2502.16982, equation 4).
+    Weight decay holds matrices alone: no norm and no lambda vector, and the query and key
+    projections only where the recipe says so. Muon (Jordan et al. 2024) takes the matrices inside
+    the layers, its update scaled to AdamW's root mean square (arXiv 2502.16982, equation 4).
 
     Raises:
         InputError: a torch without Muon.

@@ -17,7 +17,14 @@ from typer.testing import CliRunner
 from quantkit.cli import app
 from quantkit.cli.doctor import cache_folder, cpu_features, folder_bytes
 from quantkit.errors import GateError, InputError
-from quantkit.jobs import CalibrateJob, CompareJob, ExportJob, StatsJob, SweepJob
+from quantkit.jobs import (
+    PAIR_DEFAULTS,
+    CalibrateJob,
+    CompareJob,
+    ExportJob,
+    StatsJob,
+    SweepJob,
+)
 from quantkit.progress import Progress
 
 V1 = Path(__file__).parent.parent / "results" / "fixtures" / "v1"
@@ -151,7 +158,7 @@ def test_help_and_no_argument_list_the_commands() -> None:
         ),
         pytest.param(["export", "m", "--quantize", "w8b8"], "Did you mean 'w8a8'", id="recipe"),
         pytest.param(["export", "m", "--attention-bits", "5"], "16, 4, 6, 8", id="attention"),
-        pytest.param(["compare"], "no model was named", id="compare"),
+        pytest.param(["compare", "--task", "perplexty"], "Did you mean 'perplexity'", id="compare"),
         pytest.param(["report", "nowhere"], "no such run folder", id="report"),
     ],
 )
@@ -203,6 +210,36 @@ def test_options_reach_the_job(pipelines: Pipelines, tmp_path: Path) -> None:
     )
     invoke("compare", "a", "b", "--text", "t.txt", "--eval-samples", "2")
     assert pipelines.last() == CompareJob(models=("a", "b"), text="t.txt", eval_samples=2)
+    invoke(
+        "compare", "a", "--task", "perplexity,needles", "--items", "9", "--range",
+        "dynamic,static", "--paper",
+    )  # fmt: skip
+    assert pipelines.last() == CompareJob(
+        models=("a",), tasks=("perplexity", "needles"), items=9, range=("dynamic", "static"),
+        both_readings=True,
+    )  # fmt: skip
+
+
+def test_compare_without_a_model_is_of_the_shipped_pair(pipelines: Pipelines) -> None:
+    invoke("compare")
+    assert pipelines.last() == CompareJob.of_pair()
+    invoke("compare", "--bits", "16,4", "--task", "perplexity", "--eval-samples", "3")
+    given = CompareJob.of_pair(bits=(16, 4), tasks=("perplexity",), eval_samples=3)
+    assert pipelines.last() == given
+    # what is given wins, also where it is what models that are named have by default
+    invoke("compare", "--items", "200", "--range", "dynamic", "--text", "pydoc")
+    job = pipelines.last()
+    assert job == CompareJob.of_pair(items=200, range=("dynamic",), text="pydoc")
+    assert (job.items, job.range, job.text, job.bits) == (  # type: ignore[attr-defined]
+        200, ("dynamic",), "pydoc", PAIR_DEFAULTS["bits"],
+    )  # fmt: skip
+
+
+def test_the_help_of_compare_says_what_it_does_without_a_model() -> None:
+    _, out, _ = invoke("compare", "--help")
+    said = "".join(out.split())
+    for words in ("--textdocstrings", "--bits16,8,6,5,4,3", "--rangedynamic,static", "--paper"):
+        assert words in said
 
 
 @pytest.mark.parametrize(
@@ -224,8 +261,8 @@ def test_results_go_to_stdout_and_talk_to_stderr(
 def test_compare_prints_both_tables_and_writes_the_report(pipelines: Pipelines) -> None:
     code, out, _ = invoke("compare", "a", "b")
     assert code == 0
-    pages = ("report.html", "report.md", "sweep-perplexity.svg")
-    for words in ("Table 5", "Sweep:", *(str(pipelines.folder / page) for page in pages)):
+    pages = ("report.html", "report.md")
+    for words in ("Table 5", "perplexity by bits", *(str(pipelines.folder / page) for page in pages)):
         assert words in out
     assert (pipelines.folder / "report.html").is_file()
 
