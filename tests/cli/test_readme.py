@@ -27,6 +27,6 @@ def test_every_module_is_named() -> None:
 
 def test_the_makefile_runs_what_the_example_says() -> None:
     recipe = re.sub(r"\s*\\\n\s*", " ", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    shown = re.search(r"`(quantkit compare smollm2[^`]*)`", README)
+    shown = re.search(r"`(quantkit compare --out[^`]*)`", README)
     assert shown is not None
     assert re.sub(r"\s+", " ", shown[1]) in recipe
