@@ -176,7 +176,8 @@ class Data:
     Attributes:
         held_out: Share of the documents that no arm is trained on, chosen by their hash.
         needles, icl: Shares of the rows that hold generated retrieval and many-shot sequences.
-        seed: Of the generated sequences; those of evaluations have other seeds.
+        seed: Of the generated sequences; evaluations have other samples by their indices, whatever
+            their seed.
     """
 
     held_out: float = 0.05

@@ -19,6 +19,7 @@ class TrainJob:
     Attributes:
         arms: Those that this process trains; all where empty. The others' may be trained by another
             process at the same time, in the same folder.
+        force: Replaces what is in the folder; not with `arms`, since the others' would go too.
     """
 
     pair: PairSpec
@@ -29,6 +30,11 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         check_choice("device", self.device, DEVICES)
+        if self.force and self.arms:
+            raise InputError(
+                "--force with --arm would also remove the arms that are not named: give one of the "
+                "two, or another --out."
+            )
         for arm in self.arms:
             if arm not in self.pair.arms:
                 raise InputError(

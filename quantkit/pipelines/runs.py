@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from quantkit.results import read_plain, write_json
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
 _TEMPORARY: Final = re.compile(r"\.[a-z]+\.json\.[a-z0-9_]{8}")
+_ABANDONED_S: Final = 600.0
+"""Age of a temporary file that nobody is writing any more; a younger one may be another process's,
+which trains other arms in the same folder."""
 _TRAINED: Final = re.compile(rf"({'|'.join(map(re.escape, ARMS))})-seed\d+")
 RUN_SCHEMA: Final = "quantkit.run/1"
 RESULTS: Final = {
@@ -63,8 +67,9 @@ def open_run(command: str, job: Job) -> Run:
     """
     folder = default_out(command, job)
     state = check_run(command, job)
-    for path in _abandoned(folder):
-        path.unlink(missing_ok=True)
+    for path in _temporaries(folder):
+        if _age_s(path) > _ABANDONED_S:
+            path.unlink(missing_ok=True)
     if state == "theirs":
         _clear(folder)
     if state != "finished":
@@ -99,7 +104,7 @@ def check_run(command: str, job: Job) -> Literal["new", "begun", "finished", "th
             return "theirs"
         result = folder / RESULTS.get(command, RUN_FILE)
         return "finished" if plain.get("finished") and result.is_file() else "begun"
-    if folder.is_dir() and set(folder.iterdir()) - set(_abandoned(folder)):
+    if folder.is_dir() and set(folder.iterdir()) - set(_temporaries(folder)):
         raise InputError(
             f"{folder} is not empty and holds no run of quantkit, so nothing in it is touched: "
             "name another --out."
@@ -107,10 +112,18 @@ def check_run(command: str, job: Job) -> Literal["new", "begun", "finished", "th
     return "new"
 
 
-def _abandoned(folder: Path) -> list[Path]:
-    """Returns temporary files that a killed process has left, of names as `write_json` gives."""
+def _temporaries(folder: Path) -> list[Path]:
+    """Returns files of names as `write_json` gives: being written, or left by a killed process."""
     found = folder.iterdir() if folder.is_dir() else ()
     return [path for path in found if _TEMPORARY.fullmatch(path.name)]
+
+
+def _age_s(path: Path) -> float:
+    """Returns how long ago a file was written to; 0 where it has gone to its place meanwhile."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @contextmanager

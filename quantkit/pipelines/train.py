@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from quantkit.errors import InputError
 from quantkit.jobs import PairSpec, TrainJob, flat
 from quantkit.models import cache_dir
+from quantkit.models.shipped import sha256_of
 from quantkit.pipelines.runs import running
 from quantkit.processes import Processes, joined
 from quantkit.progress import Progress, silent
@@ -23,7 +24,7 @@ from quantkit.results import TrainedModel, TrainingResult, read_json, write_json
 from quantkit.results.environment import environment
 from quantkit.training.arms import require_matched
 from quantkit.training.corpus import Corpus, prepare_corpus
-from quantkit.training.loop import ArmTraining
+from quantkit.training.loop import WEIGHTS, ArmTraining
 from quantkit.training.measure import Gauge
 
 if sys.platform != "win32":
@@ -38,10 +39,12 @@ def run_train(job: TrainJob, *, progress: Progress = silent) -> Path:
     """Returns the folder with a model's folder for each arm and seed, and `training.json`.
 
     Several processes (`accelerate launch`, torchrun) share each batch; the first one writes. With
-    `job.arms` the process that trains the last of the arms finishes the run.
+    `job.arms` the process that trains the last of the arms finishes the run. A model that is
+    finished is left alone, with its checkpoint or without.
 
     Raises:
-        InputError: parameter counts that do not match, text that cannot be had, no such device.
+        InputError: parameter counts that do not match, text that cannot be had or is too short,
+            no such device.
     """
     pair = job.pair
     require_matched(pair)
@@ -58,6 +61,8 @@ def run_train(job: TrainJob, *, progress: Progress = silent) -> Path:
         for seed, arm in pair.runs:
             if job.arms and arm not in job.arms:
                 continue
+            if processes.at_first(partial(_is_finished, run.folder, seed, arm)):
+                continue
             folder = run.folder / f"{arm}-seed{seed}"
             processes.at_first(partial(folder.mkdir, exist_ok=True))
             training = ArmTraining(pair, arm, seed, corpus, folder, accelerator)
@@ -65,9 +70,11 @@ def run_train(job: TrainJob, *, progress: Progress = silent) -> Path:
             training.run(gauge, keep, progress)
 
         def finish() -> None:
-            if all(_is_finished(run.folder, *which) for which in pair.runs):
+            is_finished = all(_is_finished(run.folder, *which) for which in pair.runs)
+            if is_finished or not (run.folder / RESULT).is_file():
                 # once more: another process's last file may have been read before this one's
                 _write_result(pair, corpus, run.folder, processes.count)
+            if is_finished:
                 run.finish()
 
         processes.at_first(finish)
@@ -128,5 +135,9 @@ def _known(folder: Path, seed: int, arm: str) -> TrainedModel | None:
 
 
 def _is_finished(folder: Path, seed: int, arm: str) -> bool:
+    """Returns whether a model went through all steps and its weights are those it ended with."""
     model = _known(folder, seed, arm)
-    return model is not None and model.finished
+    if model is None or not model.finished:
+        return False
+    weights = folder / model.folder / WEIGHTS
+    return weights.is_file() and sha256_of(weights) == model.sha256

@@ -84,8 +84,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         term="reading",
-        meaning="Which logits a row counts: unmasked = those that the mask lets through; all QK^T "
-        "= every entry, masked ones too (--count-masked), as in the paper.",
+        meaning="Which logits a row counts: valid positions = those that the mask lets through; "
+        "all of QK^T = every entry, masked ones too (--count-masked), as in the paper.",
         source="microsoft/unilm issue 1666",
     ),
     Definition(

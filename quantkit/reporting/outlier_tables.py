@@ -52,7 +52,7 @@ def topk_table(run: Run, *, paper: bool = False, narrow: bool = False) -> Table:
             is_fair = point != LOGIT or len(readings) == 1
             rows.append((words, *_divided(found, swapped, "", is_fair)))
         if with_reading and point == LOGIT:
-            rows += [(words, *row) for row in _unmasked(models, swapped)]
+            rows += [(words, *row) for row in _all_entries(models, swapped)]
         if paper and models:
             rows += [(words, *row) for row in _paper(point, with_ratio=len(found) == 2)]
     start: tuple[str, ...] = ("activation", "model", "reading")
@@ -76,7 +76,7 @@ def _divided(
     return (f"{name} / {other}", reading, *_ratios(_figures(over), _figures(under), is_fair))
 
 
-def _unmasked(models: Sequence[tuple[str, Stats]], swapped: bool) -> list[tuple[str, ...]]:
+def _all_entries(models: Sequence[tuple[str, Stats]], swapped: bool) -> list[tuple[str, ...]]:
     """Returns the rows of the second reading, where it was asked for."""
     seconds = [(name, stats.summary.attention_logit_unmasked) for name, stats in models]
     found = [(name, second) for name, second in seconds if second is not None]
@@ -103,8 +103,8 @@ def _topk_note(readings: set[str], with_reading: bool, paper: bool) -> str:
     if not with_reading:
         return f"{note}; masked positions left out."
     note += (
-        f". Reading: {VALID_READING} = masked positions left out; {ALL_READING} = every entry of "
-        "QK^T, masked ones too."
+        f". Reading: {VALID_READING} = masked positions left out; {ALL_READING} = every entry, "
+        "masked ones too."
     )
     if len(readings) > 1:
         note += " The models' logits were counted in two ways, so they are not divided."
@@ -119,6 +119,13 @@ def _summary(stats: Stats, point: str) -> PointSummary:
 def figures_of(stats: Stats, point: str) -> tuple[float, ...]:
     """Returns |x| of a point in the order of Table 5's columns."""
     return _figures(_summary(stats, point))
+
+
+def largest_logits(stats: Stats) -> dict[str, float]:
+    """Returns reading -> the largest |attention logit|, of the readings that were taken."""
+    summary = stats.summary
+    found = (summary.attention_logit, summary.attention_logit_unmasked)
+    return {reading_of(one.definition): _figures(one)[0] for one in found if one is not None}
 
 
 def _figures(summary: PointSummary) -> tuple[float, ...]:

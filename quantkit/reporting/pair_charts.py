@@ -15,6 +15,7 @@ from quantkit.reporting.blocks import PANEL_HEIGHT, PANEL_WIDTH, Panels
 from quantkit.reporting.charts import COLOURS, Line, LineChart, Value, hues, line_chart
 from quantkit.reporting.groups import HIDDEN, LOGIT
 from quantkit.reporting.outlier_tables import figures_of
+from quantkit.reporting.pair_chance import guess_note
 from quantkit.reporting.pair_groups import Pair
 from quantkit.reporting.pair_tables import (
     PAPER_BITS,
@@ -132,7 +133,9 @@ def bit_panels(pair: Pair, one: Measured, *, with_paper: bool = False) -> Panels
                 rules=[(chance, "chance") for chance in chances],
             )
         )
-    notes = ["Bars are 95 % intervals.", *[chart.note for chart in charts if chart.note][:1]]
+    said = guess_note(pair, one)
+    notes = [*([said] if said else []), "Bars are 95 % intervals."]
+    notes += [chart.note for chart in charts if chart.note][:1]
     if with_paper:
         charts.append(paper_chart(pair))
         notes.append(FIGURE_8_NOTE)

@@ -16,9 +16,11 @@ def pair_definitions(run: Run) -> tuple[Definition, ...]:
         found.append(
             Definition(
                 term="matched pair",
-                meaning="Models that differ in their attention alone: the same width, depth, head "
-                "size, rows, order, seed and schedule. The differential one makes pairs of the "
-                "baseline's heads, so that both have as many parameters, but for the lambdas.",
+                meaning="Models that differ in their attention alone. Of models that are compared, "
+                "what is checked is that they have as many layers and, within 0.1 %, as many "
+                "parameters; that they share rows, order and seed is said where a training.json "
+                "names them. The differential one makes pairs of the baseline's heads, so that "
+                "the lambdas alone come on top.",
                 source="Differential Transformer, arXiv 2410.05258v2",
             )
         )
@@ -35,8 +37,10 @@ def pair_definitions(run: Run) -> tuple[Definition, ...]:
         found.append(
             Definition(
                 term="shown over seeds",
-                meaning="The 95 % interval of the mean paired difference excludes 0. The arms of "
-                "one seed share rows and order, and are compared with each other.",
+                meaning="The 95 % interval of the mean paired difference excludes 0, and the "
+                "differences are not all equal. The arms of one seed share rows and order, and are "
+                "compared with each other. All seeds answer the same items, so a gap in accuracy "
+                "is shown for these items alone.",
                 formula="mean +- t(0.975, n - 1) * sd / sqrt(n)",
                 unlike="A paired interval of a sweep is over items for two fixed models; it says "
                 "nothing on how two other seeds would differ.",

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from quantkit.recipe import UNQUANTIZED_BITS, LogitQuant, Recipe
 from quantkit.reporting.collect import Run
 from quantkit.reporting.sweep_groups import Measured, measured
 from quantkit.reporting.sweep_rows import BitRow, bit_rows
-from quantkit.results import Cell, Delta, Stats, Sweep
+from quantkit.results import Cell, Delta, ModelInfo, Stats, Sweep
+
+MATCHED_FRAC: Final = 0.001
+"""Parameters by which two models may differ and still be a matched pair."""
+_NEEDLES: Final = "needles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """The differential model at some bits against the baseline at more, as it is written.
+
+    Attributes:
+        metric: The words of task and metric.
+        scale: What shares a scale of the logits.
+        ours, theirs: Both values.
+        word: What the comparison shows; of what may be guessing, that.
+    """
+
+    metric: str
+    scale: str
+    ours: str
+    theirs: str
+    word: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +69,12 @@ class Pair:
         """Every task, by its first metric."""
         return tuple(one for one in self.parts if one.is_first)
 
+    @cached_property
+    def needles(self) -> dict[str, tuple[int, int]]:
+        """Task -> (needles, queries), of the tasks that are retrieval."""
+        found = {one.task: needles_of(one.task) for one in self.parts}
+        return {task: key for task, key in found.items() if key is not None}
+
     def rows(self, one: Measured) -> list[BitRow]:
         """Returns the rows of logits that are quantized alone: the baseline's, then the other's."""
         rows = [row for row in bit_rows(one.cells) if row.rest == "float"]
@@ -74,12 +102,32 @@ class Pair:
                 found[scale_words(grid)] = delta
         return found
 
+    def crossed(self, delta: Delta) -> Crossed | None:
+        """Returns what a difference of `against` shows; None where one of its cells is missing."""
+        part = next(p for p in self.parts if (p.task, p.metric) == (delta.task, delta.metric))
+        cells = {(cell.model, cell.recipe): cell for cell in part.cells}
+        ours = cells.get((delta.model, delta.recipe))
+        theirs = cells.get((delta.against_model, delta.against))
+        grid = logits_alone(delta.recipe)
+        if ours is None or theirs is None or grid is None:
+            return None
+        # a model that guesses in float has nothing to lose, whatever chance makes of its few bits
+        floats = [cell for model in self.models if (cell := part.float_cell(model)) is not None]
+        guesses = [mark for cell in (ours, theirs, *floats) if (mark := part.chance_mark(cell))]
+        return Crossed(
+            metric=part.words,
+            scale=scale_words(grid),
+            ours=part.value(ours.value),
+            theirs=part.value(theirs.value),
+            word=[*guesses, part.level_word(delta)][0],
+        )
+
 
 def pair_of(run: Run) -> Pair | None:
     """Returns the pair, or None where a run holds none, or more than one.
 
-    That is: statistics of two models, one of which has two attention maps a head, and one sweep
-    over these two.
+    That is: statistics of two models with as many layers and, within `MATCHED_FRAC`, as many
+    parameters, one of which has two attention maps a head, and one sweep over these two.
     """
     if len(run.stats) != 2 or len(run.sweeps) != 1:
         return None
@@ -87,11 +135,30 @@ def pair_of(run: Run) -> Pair | None:
     baseline, diff = (found.result.model for found in ordered)
     if baseline.maps != 1 or diff.maps < 2 or baseline.name == diff.name:
         return None
+    if not _is_matched(baseline, diff):
+        return None
     swept = {cell.model for cell in run.sweeps[0].result.cells}
     if swept != {baseline.name, diff.name}:
         return None
     alone = Run(stats=tuple(ordered), sweeps=run.sweeps)
     return Pair(baseline=baseline.name, diff=diff.name, run=alone)
+
+
+def _is_matched(baseline: ModelInfo, diff: ModelInfo) -> bool:
+    apart = abs(diff.parameters - baseline.parameters)
+    return baseline.layers == diff.layers and apart <= MATCHED_FRAC * baseline.parameters
+
+
+def needles_of(task: str) -> tuple[int, int] | None:
+    """Returns (needles, queries) of a task by its name, or None of another task."""
+    word, *options = task.split(":")
+    if word != _NEEDLES:
+        return None
+    given = dict(option.partition("=")[::2] for option in options)
+    try:
+        return int(given.get("needles", 4)), int(given.get("queries", 2))
+    except ValueError:
+        return None
 
 
 def logits_alone(recipe: str) -> LogitQuant | None:
@@ -131,9 +198,3 @@ def fewest_level(one: Measured, row: BitRow) -> tuple[int | None, str]:
 def _is_level(one: Measured, cell: Cell) -> bool:
     delta = one.deltas.get((cell.model, cell.recipe))
     return delta is not None and delta.is_level is True
-
-
-def above_chance(one: Measured, models: Iterable[str]) -> bool:
-    """Returns whether each model's float row is there, and not what guessing may reach."""
-    cells = [one.float_cell(model) for model in models]
-    return all(cell is not None and not one.chance_mark(cell) for cell in cells)

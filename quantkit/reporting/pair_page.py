@@ -5,13 +5,14 @@ from __future__ import annotations
 from quantkit.reporting.blocks import Block, Figure, Panels, Section
 from quantkit.reporting.collect import Run
 from quantkit.reporting.outlier_tables import topk_table
+from quantkit.reporting.pair_chance import counts
 from quantkit.reporting.pair_charts import (
     bit_panels,
     lambda_panels,
     mass_panels,
     outlier_panels,
 )
-from quantkit.reporting.pair_groups import Pair, above_chance
+from quantkit.reporting.pair_groups import Pair
 from quantkit.reporting.pair_seeds import seed_tables, swept_table
 from quantkit.reporting.pair_tables import (
     bits_table,
@@ -19,7 +20,6 @@ from quantkit.reporting.pair_tables import (
     lambda_table,
     level_table,
     mass_table,
-    needles_of,
     needles_table,
 )
 from quantkit.reporting.pictures import slug
@@ -60,7 +60,7 @@ def pair_sections(pair: Pair) -> tuple[Section, ...]:
             *_tasks(pair),
             *_block("What each model keeps", (), level_table(pair), crossing_table(pair)),
         ),
-        folded=_filled(*(bits_table(pair, one) for one in pair.firsts if needles_of(one.task))),
+        folded=_filled(*(bits_table(pair, one) for one in pair.firsts if one.task in pair.needles)),
     )
     looks = Section(
         name="pair-retrieval",
@@ -80,12 +80,13 @@ def pair_sections(pair: Pair) -> tuple[Section, ...]:
 def _tasks(pair: Pair) -> list[Block]:
     """Returns a block a task; the paper's Figure 8 stands with the first accuracy that counts.
 
-    Of retrieval the pictures alone: there are several, and their tables are folded.
+    Those in which a model may be guessing come last. Of retrieval the pictures alone: there are
+    several, and their tables are folded.
     """
     shown = [one for one in pair.firsts if pair.rows(one)]
-    shares = [one for one in shown if one.is_share]
-    able = [one for one in shares if above_chance(one, pair.models)]
-    beside = [*able, *shares, *shown][:1]
+    shown.sort(key=lambda one: not counts(pair, one))
+    able = [one for one in shown if one.is_share and counts(pair, one)]
+    beside = [*able, *shown][:1]
     names: list[str] = []
     blocks = []
     for one in shown:
@@ -96,7 +97,7 @@ def _tasks(pair: Pair) -> list[Block]:
             Block(
                 title=one.words,
                 figures=_figures((names[-1], panels)),
-                tables=() if needles_of(one.task) else _filled(bits_table(pair, one)),
+                tables=() if one.task in pair.needles else _filled(bits_table(pair, one)),
             )
         )
     return blocks

@@ -1,7 +1,9 @@
 """Several seeds of both arms: how far a difference between two models may be chance.
 
 The arms of one seed share the rows and their order, so differences are taken within a seed. One is
-shown where the 95 % interval of its mean over the seeds (Student's t) excludes 0.
+shown where the 95 % interval of its mean over the seeds (Student's t) excludes 0. Seeds that agree
+to the last digit show nothing: that is a figure that cannot move, or an accuracy on few items. And
+as all seeds answer the same items, a gap in accuracy is shown for those items alone.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ _T: Final = (
 NOTE: Final = (
     "sd over seeds, with n - 1. The arms of one seed share the rows and their order: differences "
     "are within a seed, and their interval is Student's t at 95 %. shown = it excludes 0; each row "
-    "by itself, without a correction for their number."
+    "by itself, without a correction for their number. for these items: all seeds answer the same "
+    "ones, and others may give another gap. Differences without any spread show nothing."
 )
+_ROUNDING: Final = 1e-9
+"""Relative: differences that are no further apart than this are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,7 @@ class Paired:
     arm: str
     baseline: tuple[float, ...]
     ours: tuple[float, ...]
+    is_accuracy: bool = False
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -68,9 +74,22 @@ class Paired:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval excludes 0."""
+        """Whether the interval excludes 0, and there is a spread that it is made of."""
         low, high = self.interval
-        return low > 0 or high < 0
+        return self.has_spread and (low > 0 or high < 0)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether the differences are apart by more than rounding."""
+        largest = max(map(abs, (*self.ours, *self.baseline)))
+        return stdev(self.differences) > _ROUNDING * largest
+
+    @property
+    def word(self) -> str:
+        """What the seeds show."""
+        if not self.is_shown:
+            return "not shown"
+        return "shown for these items" if self.is_accuracy else "shown"
 
 
 def student_t(freedom: int) -> float:
@@ -109,6 +128,7 @@ def _paired(figure: Grown, arm: str, ends: Sequence[Measurement]) -> Paired:
         arm=arm,
         baseline=tuple(map(figure.of, ends[::2])),
         ours=tuple(map(figure.of, ends[1::2])),
+        is_accuracy=figure.is_accuracy,
     )
 
 
@@ -149,7 +169,7 @@ def _row(one: Paired) -> tuple[str, ...]:
         f"{one.mean:+.4g}",
         number(stdev(one.differences)),
         f"[{low:+.3g}, {high:+.3g}]",
-        "shown" if one.is_shown else "not shown",
+        one.word,
     )
 
 
@@ -194,7 +214,7 @@ def _swept(one: Measured, cell: Cell) -> tuple[str, ...]:
         cell.recipe,
         cell.group or cell.model,
         number(len(seeds)),
-        one.value(cell.value),
+        f"{one.value(cell.value)} {one.chance_mark(cell)}".rstrip(),
         "" if spread is None else one.value(spread.sd),
         f"{fmean(changes):+.4g}" if changes else "",
         number(stdev(changes)) if len(changes) > 1 else "",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from quantkit.reporting.pair_chance import guess_note, retrieval_note
 from quantkit.reporting.pair_groups import Pair, fewest_level
 from quantkit.reporting.paper import (
     FIGURE_8,
@@ -21,7 +22,6 @@ from quantkit.reporting.text import NOT_AVAILABLE, Table, number, share
 from quantkit.results import AttentionMass, Cell, Delta, DifferentialLayer
 
 PAPER_BITS: Final = (16, 8, 6, 4)
-_WORD: Final = "needles"
 
 
 def bits_table(pair: Pair, one: Measured) -> Table:
@@ -38,7 +38,7 @@ def bits_table(pair: Pair, one: Measured) -> Table:
             if row.scale == scale
         ),
         text_columns=2,
-        note=f"16 = not quantized. {one.notes}",
+        note=f"16 = not quantized. {one.notes} {guess_note(pair, one)}".rstrip(),
     )
 
 
@@ -101,29 +101,9 @@ def crossing_table(pair: Pair) -> Table:
 
 
 def _crossed(pair: Pair, delta: Delta | None) -> str:
-    """Returns both values and what they show; of what may be guessing, that."""
-    if delta is None:
-        return NOT_AVAILABLE
-    part = next(p for p in pair.parts if (p.task, p.metric) == (delta.task, delta.metric))
-    cells = {(c.model, c.recipe): c for c in part.cells}
-    ours = cells.get((delta.model, delta.recipe))
-    theirs = cells.get((delta.against_model, delta.against))
-    if ours is None or theirs is None:
-        return NOT_AVAILABLE
-    word = part.chance_mark(ours) or part.chance_mark(theirs) or part.level_word(delta)
-    return f"{part.value(ours.value)} / {part.value(theirs.value)} {word}"
-
-
-def needles_of(task: str) -> tuple[int, int] | None:
-    """Returns (needles, queries) of a task by its name, or None of another task."""
-    word, *options = task.split(":")
-    if word != _WORD:
-        return None
-    given = dict(option.partition("=")[::2] for option in options)
-    try:
-        return int(given.get("needles", 4)), int(given.get("queries", 2))
-    except ValueError:
-        return None
+    """Returns both values and what they show."""
+    found = None if delta is None else pair.crossed(delta)
+    return NOT_AVAILABLE if found is None else f"{found.ours} / {found.theirs} {found.word}"
 
 
 def needles_table(pair: Pair) -> Table:
@@ -131,10 +111,10 @@ def needles_table(pair: Pair) -> Table:
     found = {
         (key, part.metric): part
         for part in reversed(pair.parts)  # of two tasks with the same numbers, the first
-        if (key := needles_of(part.task)) is not None
+        if (key := pair.needles.get(part.task)) is not None
     }
     keys = sorted({key for key, _ in found})
-    metrics = list(dict.fromkeys(p.metric for p in pair.parts if needles_of(p.task) is not None))
+    metrics = list(dict.fromkeys(metric for _, metric in reversed(found)))
     rows = []
     for metric in metrics:
         for model in pair.models:
@@ -149,7 +129,8 @@ def needles_table(pair: Pair) -> Table:
         columns=("metric", "model", *(f"N = {n}, R = {r}" for n, r in keys)),
         rows=tuple(rows),
         text_columns=2,
-        note=f"N needles, of which R are asked for; 95 % intervals. {RETRIEVAL_NOTE}",
+        note=f"N needles, of which R are asked for; 95 % intervals. {retrieval_note(pair)} "
+        f"{RETRIEVAL_NOTE}".lstrip(),
     )
 
 
@@ -167,7 +148,7 @@ def _share(value: float | None) -> str:
 def mass_task(pair: Pair) -> str | None:
     """Returns the task whose attention is shown: that with the most needles."""
     masses = pair.sweep.attention_mass
-    order = {m.task: (needles_of(m.task) or (0, 0), m.task) for m in masses}
+    order = {m.task: (pair.needles.get(m.task, (0, 0)), m.task) for m in masses}
     return max(order, key=lambda task: order[task], default=None)
 
 

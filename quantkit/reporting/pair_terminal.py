@@ -9,7 +9,7 @@ from typing import Final
 from quantkit.reporting.collect import Run
 from quantkit.reporting.outlier_tables import topk_table
 from quantkit.reporting.pair_groups import Pair
-from quantkit.reporting.pair_tables import bits_table, needles_of, needles_table
+from quantkit.reporting.pair_tables import bits_table, needles_table
 from quantkit.reporting.pair_verdict import pair_verdict
 from quantkit.reporting.text import Table, plain_table, printable
 
@@ -26,6 +26,6 @@ def pair_text(pair: Pair, run: Run) -> str:
 
 def _grids(pair: Pair) -> list[Table]:
     """Returns the tables of bits but of retrieval; what marks are is said below the last."""
-    parts = [one for one in pair.firsts if needles_of(one.task) is None]
+    parts = [one for one in pair.firsts if one.task not in pair.needles]
     filled = [table for one in parts if (table := bits_table(pair, one)).rows]
     return [*(replace(table, note="") for table in filled[:-1]), *filled[-1:]]

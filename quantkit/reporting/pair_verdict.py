@@ -6,47 +6,72 @@ is claimed where several seeds of both show it, and then at their size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import fmean, stdev
 from typing import Final
 
 from quantkit.reporting.collect import Run
 from quantkit.reporting.groups import HIDDEN, LOGIT
-from quantkit.reporting.outlier_tables import figures_of
-from quantkit.reporting.pair_groups import Pair, above_chance, fewest_level, scale_words
-from quantkit.reporting.pair_groups import logits_alone as grid_of
+from quantkit.reporting.outlier_tables import figures_of, largest_logits
+from quantkit.reporting.pair_chance import counts, guess_sentences
+from quantkit.reporting.pair_groups import MATCHED_FRAC, Pair, fewest_level
 from quantkit.reporting.pair_seeds import Paired, paired, seeded
-from quantkit.reporting.paper import BASELINE, DIFF, FIGURE_8, TABLE_5, PaperRow
-from quantkit.reporting.sweep_groups import Measured
+from quantkit.reporting.paper import (
+    ALL_READING,
+    BASELINE,
+    DIFF,
+    FIGURE_8,
+    TABLE_5,
+    VALID_READING,
+    PaperRow,
+)
+from quantkit.reporting.sweep_groups import CHANCE_MARK, OPEN_MARK, Measured
 from quantkit.reporting.text import number
 from quantkit.reporting.training_groups import DIFF_ARM, by_arm, last, millions, trainings
-from quantkit.results import Delta, TrainingResult
+from quantkit.results import ModelInfo, TrainedModel, TrainingResult
 
 _PAPER: Final = "The paper, at 2.8B parameters"
 _SPOKEN: Final = ("max |logit|", "max |hidden state|", "held-out loss")
 """Figures of the seeds that the verdict names, beside what 4 bits add to the loss."""
+_MARKS: Final = {CHANCE_MARK: "at chance", OPEN_MARK: "not shown to be above chance"}
 
 
 def pair_verdict(pair: Pair, run: Run) -> tuple[str, ...]:
-    """Returns a sentence or a few each on outliers, bits, the paper's claim, seeds, training."""
-    said = [_outliers(pair), *_levels(pair), *_crossing(pair), *seed_sentences(run)]
+    """Returns a sentence or a few each on outliers, bits, the paper's claim, seeds, training.
+
+    A task that a model guesses in is named once, and enters no other sentence.
+    """
+    said = [_outliers(pair), *_levels(pair), *_crossing(pair), *guess_sentences(pair)]
+    said += seed_sentences(run)
     said += [_trained(found.result) for found in run.trainings if found.result.models]
+    said.append(_matched(pair, run))
     return tuple(filter(None, said))
 
 
 def _outliers(pair: Pair) -> str:
     baseline, diff = pair.stats
-    parts = []
-    for point, words in ((LOGIT, "|attention logit|"), (HIDDEN, "|hidden state|")):
-        ours, theirs = figures_of(diff, point)[0], figures_of(baseline, point)[0]
-        parts.append(
-            f"the largest {words} is {number(ours)} in {pair.diff} and {number(theirs)} in "
-            f"{pair.baseline}{_times(ours, theirs)}"
-        )
-    text = "; ".join(parts)
+    ours, theirs = largest_logits(diff), largest_logits(baseline)
+    # the paper's reading first: it is the one that its figures can be held against
+    shared = [reading for reading in (ALL_READING, VALID_READING) if reading in {*ours} & {*theirs}]
+    logits = [
+        f"{number(ours[reading])} in {pair.diff} and {number(theirs[reading])} in {pair.baseline}"
+        f"{_times(ours[reading], theirs[reading])} over {reading}"
+        for reading in shared
+    ]
+    if not logits:
+        each = ((pair.diff, ours), (pair.baseline, theirs))
+        logits = [
+            f"{number(value)} in {model} over {reading}"
+            for model, found in each
+            for reading, value in found.items()
+        ]
+    states = [figures_of(stats, HIDDEN)[0] for stats in (diff, baseline)]
     paper = [_paper_times(point) for point in (LOGIT, HIDDEN)]
     return (
-        f"{text[:1].upper()}{text[1:]}. {_PAPER}: {paper[0]} for logits (masked positions counted)"
-        f" and {paper[1]} for hidden states."
+        f"The largest |attention logit| is {', and '.join(logits)}; the largest |hidden state| is "
+        f"{number(states[0])} in {pair.diff} and {number(states[1])} in {pair.baseline}"
+        f"{_times(*states)}. {_PAPER}: {paper[0]} for logits over {ALL_READING}, and {paper[1]} "
+        "for hidden states."
     )
 
 
@@ -61,15 +86,14 @@ def _paper_times(point: str) -> str:
 
 
 def _levels(pair: Pair) -> list[str]:
-    """Returns the fewest level bits, of the first task and of the first accuracy that counts."""
+    """Returns the fewest level bits of the tasks that are spoken of."""
     return [sentence for one in _spoken_tasks(pair) if (sentence := _level(pair, one))]
 
 
 def _spoken_tasks(pair: Pair) -> list[Measured]:
-    """Returns the first task, and the first whose metric is a share above chance in both."""
-    firsts = [one for one in pair.firsts if pair.rows(one)]
-    able = [one for one in firsts[1:] if one.is_share and above_chance(one, pair.models)]
-    return [*firsts[:1], *able[:1]]
+    """Returns the first task and the first accuracy behind it, of those that nobody guesses in."""
+    able = [one for one in pair.firsts if pair.rows(one) and counts(pair, one)]
+    return [*able[:1], *[one for one in able[1:] if one.is_share][:1]]
 
 
 def _level(pair: Pair, one: Measured) -> str:
@@ -94,14 +118,17 @@ def _crossing(pair: Pair) -> list[str]:
     """Returns whether 4-bit DIFF is level with the 6-bit baseline, and what the paper reads."""
     said = []
     for one in _spoken_tasks(pair):
-        found = pair.against(one, 4, 6)
+        found = [
+            crossed
+            for scale, delta in pair.against(one, 4, 6).items()
+            if not scale.endswith("static") and (crossed := pair.crossed(delta))
+        ]
         texts = [
-            text
-            for scale, delta in found.items()
-            if not scale.endswith("static") and (text := _crossed(pair, delta))
+            f"{_MARKS.get(c.word, c.word)} per {c.scale} ({c.ours} against {c.theirs})"
+            for c in found
         ]
         if texts:
-            said.append(f"in {texts[0][0]} {', '.join(text for _, text in texts)}")
+            said.append(f"in {found[0].metric} {', '.join(texts)}")
     baseline, diff = (line.values for line in FIGURE_8)
     paper = (
         f"{_PAPER}, on HellaSwag: {diff[4]} against {baseline[6]}, from {diff[16]} and "
@@ -112,21 +139,6 @@ def _crossing(pair: Pair) -> list[str]:
     return [
         f"Is {pair.diff} at 4 bits level with {pair.baseline} at 6? Here {'; '.join(said)}. {paper}"
     ]
-
-
-def _crossed(pair: Pair, delta: Delta) -> tuple[str, str] | None:
-    """Returns the metric's words, and what the comparison shows; None where it says nothing."""
-    part = next(p for p in pair.parts if (p.task, p.metric) == (delta.task, delta.metric))
-    cells = {(c.model, c.recipe): c for c in part.cells}
-    ours = cells.get((delta.model, delta.recipe))
-    theirs = cells.get((delta.against_model, delta.against))
-    grid = grid_of(delta.recipe)
-    if ours is None or theirs is None or grid is None:
-        return None
-    guesses = part.chance_mark(ours) or part.chance_mark(theirs)
-    word = guesses or part.level_word(delta)
-    text = f"{word} per {scale_words(grid)} ({part.value(ours.value)} against "
-    return part.words, f"{text}{part.value(theirs.value)})"
 
 
 def seed_sentences(run: Run) -> list[str]:
@@ -153,7 +165,11 @@ def _seeds(result: TrainingResult) -> str:
             ("shown", [one for one in chosen if one.is_shown]),
             (
                 "not shown, since the spread over seeds would fit no gap at all as well",
-                [one for one in chosen if not one.is_shown],
+                [one for one in chosen if one.has_spread and not one.is_shown],
+            ),
+            (
+                "not shown, since seeds without a spread say nothing of chance",
+                [one for one in chosen if not one.has_spread],
             ),
         )
         if mine
@@ -177,16 +193,57 @@ def _gap(one: Paired) -> str:
 
 def _trained(result: TrainingResult) -> str:
     """Returns how the models were trained, and the loss that each reached."""
+    arms = by_arm(result)
     parts = []
-    for arm, models in by_arm(result).items():
+    for arm, models in arms.items():
         ends = [end for model in models if (end := last(model)) is not None]
         loss = f", held-out loss {number(fmean(end.loss for end in ends))}" if ends else ""
-        unfinished = "" if all(model.finished for model in models) else ", unfinished"
+        unfinished = sum(not model.finished for model in models)
+        of = "" if len(models) == 1 else f"{unfinished} of {len(models)} "
+        seeds = "" if len(models) == 1 else f", {len(models)} seeds"
         parts.append(
-            f"{arm} ({millions(models[0].parameters)} parameters, "
-            f"{millions(models[0].tokens)} tokens{loss}{unfinished})"
+            f"{arm} ({_span(model.parameters for model in models)} parameters{seeds}, "
+            f"{_span(model.tokens for model in models)} tokens"
+            f"{' each' if seeds else ''}{loss}{f', {of}unfinished' if unfinished else ''})"
         )
-    return f"Trained on the same rows in the same order: {'; '.join(parts)}."
+    shared = " (the arms of a seed: the same rows in the same order)" if len(arms) > 1 else ""
+    return f"Training {result.name}{shared}: {'; '.join(parts)}."
+
+
+def _span(found: Iterable[int]) -> str:
+    """Returns a count in millions, or the least and the most."""
+    values = sorted(found)
+    ends = dict.fromkeys(millions(value) for value in (values[0], values[-1]))
+    return " to ".join(ends)
+
+
+def _matched(pair: Pair, run: Run) -> str:
+    """Returns what is known of how the two are matched."""
+    if trained_together(pair, run):
+        return ""
+    return (
+        f"No training.json here names both {pair.diff} and {pair.baseline}: as many layers, and as "
+        f"many parameters within {100 * MATCHED_FRAC:g} %, is all that is known of how they match."
+    )
+
+
+def trained_together(pair: Pair, run: Run) -> bool:
+    """Returns whether a training has both models, of one seed.
+
+    By the hash of the weights; where the training has none yet, by arm and number of parameters.
+    """
+    infos = [stats.model for stats in pair.stats]
+    return any(
+        all(any(_is_of(info, model) for model in models if model.seed == seed) for info in infos)
+        for models in (found.result.models for found in trainings(run))
+        for seed in {model.seed for model in models}
+    )
+
+
+def _is_of(info: ModelInfo, model: TrainedModel) -> bool:
+    if model.sha256:
+        return model.sha256 == info.sha256
+    return (model.arm, model.parameters) == (info.name, info.parameters)
 
 
 def training_verdict(run: Run) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 SOURCE: Final = "arXiv 2410.05258v2, Table 5"
 SCALE: Final = "2.8B parameters, 0.4M tokens"
-ALL_READING, VALID_READING = "all QK^T", "unmasked"
+ALL_READING, VALID_READING = "all of QK^T", "valid positions"
 """Which logits a row counts: every entry of QK^T, or those that the mask lets through."""
 
 
@@ -73,7 +73,7 @@ NOTE: Final = (
 
 def reading_of(definition: str) -> str:
     """Returns which logits a summary counts, from the definition it carries."""
-    return ALL_READING if "all of QK^T" in definition else VALID_READING
+    return ALL_READING if ALL_READING in definition else VALID_READING
 
 
 @dataclass(frozen=True, kw_only=True)

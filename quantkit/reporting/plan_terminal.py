@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from quantkit.reporting.text import Table, plain_table
+from quantkit.reporting.text import Table, duration, plain_table
 from quantkit.results import Plan, PlannedCell
 
 WIDTH = 100
@@ -43,15 +43,3 @@ def _slowest(cells: list[PlannedCell]) -> str:
         return ""
     worst = max(cells, key=lambda cell: cell.seconds)
     return f"slowest: {worst.recipe} on {worst.task}, {worst.model}: {duration(worst.seconds)}\n"
-
-
-def duration(seconds: float) -> str:
-    """Returns a time in the two largest units that it has."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{max(whole, 1 if seconds > 0 else 0)} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -64,6 +64,23 @@ def interval(lo: float, hi: float) -> str:
     return NOT_AVAILABLE if math.isnan(lo) or math.isnan(hi) else f"{number(lo)} .. {number(hi)}"
 
 
+def duration(seconds: float) -> str:
+    """Returns a time in the two largest units that it has: `2 h 05 min`, `3 min 20 s`, `12 s`.
+
+    Less than a second, but something, is `1 s`.
+    """
+    if not math.isfinite(seconds):
+        return NOT_AVAILABLE
+    whole = round(seconds)
+    if whole < 60:
+        return f"{max(whole, 1 if seconds > 0 else 0)} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if minutes else f"{hours} h"
+
+
 def relative(value: float, base: float) -> str:
     """Returns the signed change in percent, or as a factor where it is more than tenfold."""
     if not (math.isfinite(value) and math.isfinite(base)) or base <= 0:

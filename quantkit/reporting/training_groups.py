@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from quantkit.errors import InputError
@@ -55,8 +56,20 @@ def last(model: TrainedModel) -> Measurement | None:
     return max(model.measurements, key=lambda m: m.step, default=None)
 
 
+def spaced(model: TrainedModel, count: int) -> list[Measurement]:
+    """Returns so many measurements, evenly over those that there are, from first to last.
+
+    Where there are fewer, some stand more than once; none of a model that was not measured.
+    """
+    found = sorted(model.measurements, key=lambda measured: measured.step)
+    return [found[i * (len(found) - 1) // (count - 1)] for i in range(count)] if found else []
+
+
 def figures(result: TrainingResult) -> tuple[Grown, ...]:
-    """Returns outliers, loss, what the fewest bits of each granularity add to it, accuracies."""
+    """Returns outliers, loss, what the fewest bits of each granularity add to it, accuracies.
+
+    Of the accuracies first those in float, then those at the same fewest bits.
+    """
     seen = [m for model in result.models for m in model.measurements]
     recipes = dict.fromkeys(recipe for m in seen for recipe in m.quantized_loss)
     tasks = dict.fromkeys(task for m in seen for task in m.accuracies)
@@ -67,6 +80,7 @@ def figures(result: TrainingResult) -> tuple[Grown, ...]:
         Grown(words="held-out loss", of=lambda m: m.loss),
         *(_added(bits, scale, recipe) for bits, scale, recipe in _fewest(recipes)),
         *(_accuracy(task) for task in tasks),
+        *_quantized(seen),
     )
 
 
@@ -84,6 +98,25 @@ def _accuracy(task: str) -> Grown:
     return Grown(words=f"{task} accuracy", of=of, is_accuracy=True)
 
 
+def _quantized(seen: Iterable[Measurement]) -> Iterator[Grown]:
+    """Yields the accuracies with quantized logits, whose keys are `TASK RECIPE`."""
+    tasks: dict[str, dict[str, None]] = {}
+    for key in dict.fromkeys(key for m in seen for key in m.quantized_accuracies):
+        task, _, recipe = key.rpartition(" ")
+        tasks.setdefault(task, {})[recipe] = None
+    for task, recipes in tasks.items():
+        for bits, scale, recipe in _fewest(recipes):
+            yield Grown(
+                words=f"{task} accuracy at {bits}-bit logits, per {scale}",
+                of=partial(_quantized_accuracy, f"{task} {recipe}"),
+                is_accuracy=True,
+            )
+
+
+def _quantized_accuracy(key: str, measured: Measurement) -> float:
+    return measured.quantized_accuracies.get(key, math.nan)
+
+
 def _fewest(recipes: dict[str, None]) -> Iterator[tuple[int, str, str]]:
     """Yields (bits, granularity, recipe) of the bits that are nearest to the paper's fewest."""
     grids: dict[str, dict[int, str]] = {}
@@ -98,17 +131,6 @@ def _fewest(recipes: dict[str, None]) -> Iterator[tuple[int, str, str]]:
     for scale, widths in grids.items():
         bits = min(widths, key=lambda width: (abs(width - LEAST_BITS), width))
         yield bits, scale, widths[bits]
-
-
-def duration(seconds: float) -> str:
-    """Returns e.g. `2 h 05 min`, `3 min 20 s`, `12 s`."""
-    if not math.isfinite(seconds):
-        return "n/a"
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"
 
 
 def millions(count: int) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from quantkit.reporting.text import NOT_AVAILABLE, Table, number
+from quantkit.reporting.text import NOT_AVAILABLE, Table, duration, number
 from quantkit.reporting.training_groups import (
     BASELINE_ARM,
     by_arm,
-    duration,
     figures,
     last,
+    spaced,
 )
 from quantkit.results import TrainedModel, TrainingResult
 
@@ -69,11 +69,7 @@ def growth_table(result: TrainingResult) -> Table:
     rows = []
     for arm, models in by_arm(result).items():
         for model in models:
-            steps = sorted(model.measurements, key=lambda m: m.step)
-            end = len(steps) - 1
-            chosen = sorted({round(i * end / (_ROWS - 1)) for i in range(_ROWS)}) if steps else []
-            for index in chosen:
-                found = steps[index]
+            for found in {found.step: found for found in spaced(model, _ROWS)}.values():
                 values = (number(figure.of(found)) for figure in grown)
                 rows.append((arm, str(model.seed), number(found.step), *values))
     return Table(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from quantkit.reporting.collect import collect
 from quantkit.reporting.text import Table, number, plain_table, without
-from quantkit.reporting.training_groups import by_arm, figures
+from quantkit.reporting.training_groups import Grown, by_arm, figures, spaced
 from quantkit.reporting.training_tables import models_table
-from quantkit.results import Measurement, TrainedModel, TrainingResult
+from quantkit.results import TrainedModel, TrainingResult
 
 WIDTH: Final = 100
 _MODELS: Final = 6
 """Models whose growth is printed; the report has all of them."""
+_THIRDS: Final = 3
+"""Measurements a line: the first, the middle and the last."""
 
 
 def training_text(folder: Path) -> str:
@@ -30,25 +31,25 @@ def training_text(folder: Path) -> str:
 
 def _texts(result: TrainingResult) -> list[str]:
     models = without(models_table(result), "against baseline")
-    table = growth_table(result)
+    table = ends_table(result)
     return [plain_table(models, WIDTH), *([plain_table(table, WIDTH)] if table.rows else [])]
 
 
-def growth_table(result: TrainingResult) -> Table:
+def ends_table(result: TrainingResult) -> Table:
     """Returns a row a figure and model: first, middle and last measurement."""
     shown = [model for models in by_arm(result).values() for model in models if model.measurements]
     rows = [
-        (figure.words, model.arm, str(model.seed), *_values(model, figure.of))
+        (figure.words, model.arm, str(model.seed), *_values(model, figure))
         for figure in figures(result)
         for model in shown[:_MODELS]
     ]
-    steps = sorted({_at(model, i).step for model in shown for i in range(3)}) if shown else []
+    steps = sorted({found.step for model in shown for found in spaced(model, _THIRDS)})
     table = Table(
         title="Growth, on the same held-out rows",
         columns=("figure", "arm", "seed", "first", "middle", "last"),
         rows=tuple(rows),
         text_columns=3,
-        note=f"Steps {', '.join(f'{step:,}' for step in steps)}." if len(steps) == 3 else "",
+        note=f"Steps {', '.join(f'{step:,}' for step in steps)}." if len(steps) == _THIRDS else "",
     )
     seeds = {model.seed for model in shown}
     more = len(shown) - _MODELS
@@ -57,11 +58,5 @@ def growth_table(result: TrainingResult) -> Table:
     return without(table, "seed") if len(seeds) < 2 else table
 
 
-def _values(model: TrainedModel, of: Callable[[Measurement], float]) -> tuple[str, ...]:
-    return tuple(number(of(_at(model, third))) for third in range(3))
-
-
-def _at(model: TrainedModel, third: int) -> Measurement:
-    """Returns the first (0), the middle (1) or the last (2) measurement."""
-    found = sorted(model.measurements, key=lambda measured: measured.step)
-    return found[third * (len(found) - 1) // 2]
+def _values(model: TrainedModel, figure: Grown) -> tuple[str, ...]:
+    return tuple(number(figure.of(found)) for found in spaced(model, _THIRDS))

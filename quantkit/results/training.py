@@ -15,7 +15,7 @@ class SourceInfo:
 
     Attributes:
         documents, bytes: What is left of it after deduplication, held-out part included.
-        duplicates: Paragraphs that an earlier one repeats, left out.
+        duplicates: Paragraphs that repeat an earlier or a held-out one, left out.
         held_out: Documents that no arm is trained on.
         tokens: Of its part that is trained on.
     """
@@ -99,7 +99,8 @@ class TrainedModel:
     Attributes:
         schema: Of `model.json`, which holds this one alone.
         folder: Relative to the file; a transformers folder with its tokenizer.
-        sha256: Of its weights, in float32; `parameters`: tied ones once.
+        sha256: Of `model.safetensors`, in float16; empty until it is written.
+        parameters: Tied ones once.
         seconds: Of the steps alone, over all sittings; `tokens_per_second` goes with it.
         finished: Whether it went through all steps.
     """

@@ -25,9 +25,9 @@ from quantkit.quantization import FloatFeatures, fake_quantized
 from quantkit.recipe import BitsAndBytes, Recipe
 from quantkit.results import Fired
 from quantkit.sweeps.cells import CellStore, Finished, digest
-from quantkit.tasks.forward import image_forward, text_forward
 from quantkit.sweeps.subject import Subject
 from quantkit.tasks import Rows, Scores, Task
+from quantkit.tasks.forward import image_forward, text_forward
 
 ALONE: Final = Processes()
 FLOAT_FEATURES: Final = "float_features_frac"

@@ -16,12 +16,14 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from quantkit.errors import InputError
 from quantkit.jobs import PairSpec, Sizes
-from quantkit.models.differential.diff_v2 import DiffV2ForCausalLM, v2_config
+from quantkit.models.differential.diff_v2 import (
+    COUNT_TOLERANCE_FRAC,
+    DiffV2ForCausalLM,
+    v2_config,
+)
 from quantkit.models.placement import parameter_count
 
 NORM_EPS: Final = 1e-5
-MOST_APART: Final = 0.001
-"""Of the parameter counts, relative to the baseline's (or the first arm's)."""
 
 
 def new_model(arm: str, sizes: Sizes, *, seed: int, dropout: float = 0.0) -> Any:
@@ -40,13 +42,10 @@ def new_model(arm: str, sizes: Sizes, *, seed: int, dropout: float = 0.0) -> Any
         raise InputError(f"[training] dropout: {arm} has none; expected 0.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        baseline = LlamaForCausalLM(_llama(LlamaConfig, sizes, dropout))
+        baseline = _drawn("baseline", sizes, dropout)
         if arm == "baseline":
             return baseline
-        if arm == "diff":
-            model: Any = DiffLlamaForCausalLM(_llama(DiffLlamaConfig, sizes, 0.0))
-        else:
-            model = DiffV2ForCausalLM(v2_config(sizes))
+        model = _drawn(arm, sizes)
     shared, own = baseline.state_dict(), model.state_dict()
     with torch.no_grad():
         for name, weight in own.items():
@@ -59,27 +58,29 @@ def require_matched(spec: PairSpec) -> dict[str, int]:
     """Returns the number of parameters of each arm.
 
     Raises:
-        InputError: they differ by more than `MOST_APART`.
+        InputError: they differ from the first arm's by more than `COUNT_TOLERANCE_FRAC` of it.
     """
     with torch.device("meta"):
-        found = {arm: parameter_count(_empty(arm, spec)) for arm in spec.arms}
+        found = {arm: parameter_count(_drawn(arm, spec.sizes)) for arm in spec.arms}
     first, *others = found.items()
     for arm, count in others:
         apart = abs(count - first[1]) / first[1]
-        if apart > MOST_APART:
+        if apart > COUNT_TOLERANCE_FRAC:
             raise InputError(
                 f"{arm} has {count:,} parameters and {first[0]} {first[1]:,}, {apart:.2%} apart; "
-                f"expected at most {MOST_APART:.1%}: give the models more width, or fewer arms."
+                f"expected at most {COUNT_TOLERANCE_FRAC:.1%}: give the models more width, or "
+                "fewer arms."
             )
     return found
 
 
-def _empty(arm: str, spec: PairSpec) -> Any:
+def _drawn(arm: str, sizes: Sizes, dropout: float = 0.0) -> Any:
+    """Returns an arm with all its weights drawn by torch's state; on `meta`, with none."""
     if arm == "baseline":
-        return LlamaForCausalLM(_llama(LlamaConfig, spec.sizes, 0.0))
+        return LlamaForCausalLM(_llama(LlamaConfig, sizes, dropout))
     if arm == "diff":
-        return DiffLlamaForCausalLM(_llama(DiffLlamaConfig, spec.sizes, 0.0))
-    return DiffV2ForCausalLM(v2_config(spec.sizes))
+        return DiffLlamaForCausalLM(_llama(DiffLlamaConfig, sizes, 0.0))
+    return DiffV2ForCausalLM(v2_config(sizes))
 
 
 def _llama(kind: Any, sizes: Sizes, dropout: float) -> Any:

@@ -7,7 +7,9 @@ question on those before it. EOS separates the samples, and they are tokenized a
 them, question and answer together.
 
 A row is a function of tokenizer, context, seed and index alone. Its samples' indices begin at 2^52,
-those of evaluations and calibration sets far below 2^32: no sample is one of theirs, with no seed.
+those of evaluations and calibration sets lie far below 2^32: no sample is one of theirs, whichever
+seeds below 2^32 the two have. (`Draw` joins seed and index as words of 32 bits, so that the upper
+word of a longer seed could stand where a short seed's index does.)
 """
 
 from __future__ import annotations

@@ -2,14 +2,16 @@
 
 A checkpoint is everything that the next step depends on, and the figures so far; it is written to
 a temporary name and moved into place. Rows are a function of seed and step, dropout is seeded by
-them, so that a training which was killed ends in the same weights, bit for bit on the same machine
-with as many threads and processes.
+them, so that a training which was killed ends in the same weights: bit for bit on the CPU of the
+same machine with as many threads and processes. A GPU adds in whatever order its threads come, so
+that there the rows are the same and the weights are near.
 
 Time grows with steps x batch x context; memory as one batch, with four numbers a weight.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -188,8 +190,10 @@ class ArmTraining:
             logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten()
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        if training.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.bare.parameters(), training.clip_norm)
+        limit = training.clip_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.bare.parameters(), limit)
+        if not torch.isfinite(norm):  # the step would spoil the weights, and then a checkpoint
+            raise self._diverged(step, f"the gradient has a norm of {float(norm)}")
         rate = learning_rate(training, step)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -201,12 +205,15 @@ class ArmTraining:
             found = accelerator.reduce(found, reduction="mean")
         return found
 
+    def _diverged(self, step: int, what: str) -> QuantkitError:
+        return QuantkitError(
+            f"training {self.name}: at step {step + 1} {what}. The checkpoint of an earlier step "
+            "stays; lower learning_rate, or clip the gradient (clip_norm)."
+        )
+
     def _note(self, step: int, loss: float) -> None:
         if not loss < float("inf"):
-            raise QuantkitError(
-                f"training {self.name}: the loss of step {step + 1} is {loss}. The checkpoint of "
-                "an earlier step stays; lower learning_rate, or clip the gradient (clip_norm)."
-            )
+            raise self._diverged(step, f"the loss is {loss}")
         state, records = self.state, self.spec.records
         state.step = step + 1
         state.pending += loss
@@ -279,7 +286,8 @@ class ArmTraining:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(self.corpus.tokenizer)
         tokenizer.save_pretrained(self.folder)
-        half = {name: weight.half() for name, weight in self.bare.state_dict().items()}
+        # by parameters: a tied head is the embedding, which a copy of each would hide
+        half = {name: weight.detach().half() for name, weight in self.bare.named_parameters()}
         self.bare.config.dtype = torch.float16
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as temporary:
             with quiet_transformers():

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quantkit.errors import ProbeError
+from quantkit.errors import InputError, ProbeError
 from quantkit.jobs import IclSpec, NeedlesSpec, PairSpec
 from quantkit.models import LoadedModel, attention_modules, differential_lambda
 from quantkit.monitoring.step import StepObserver
@@ -25,7 +25,7 @@ from quantkit.tasks.task import Task
 
 GRANULARITIES: Final = ("tensor", "head", "row")
 SEED: Final = 0
-"""Of the generated items; training rows have others."""
+"""Of the generated items; those of training rows are others, by their indices."""
 _AT_ONCE: Final = 4
 
 
@@ -38,8 +38,18 @@ class Gauge:
     """Measures the models of a pair at any step."""
 
     def __init__(self, spec: PairSpec, held_out: np.ndarray[Any, Any], tokenizer: Any) -> None:
-        """Takes held-out rows, uint16 `[rows, context]`, of which the first ones are read."""
+        """Takes held-out rows, uint16 `[rows, context]`, of which the first ones are read.
+
+        Raises:
+            InputError: there are fewer than are to be measured on.
+        """
         count = spec.records.measure_rows
+        if len(held_out) < count:
+            raise InputError(
+                f"[records] measure_rows: the held-out text gives {len(held_out)} rows of "
+                f"{spec.sizes.context} tokens, expected at least {count}: measure fewer, or give "
+                "more text or a larger [data] held_out."
+            )
         self._rows = torch.from_numpy(np.array(held_out[:count], dtype=np.int64))
         self._tokenizer = tokenizer
         self._recipes = recipes_of(spec.records.measure_bits)

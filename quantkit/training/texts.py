@@ -1,7 +1,10 @@
-"""Sources of text as documents: normalised, no paragraph twice, a part held out by hash.
+"""Sources of text as documents: normalised, no long paragraph twice, a part held out by hash.
 
-The held-out part is made first, and what stands in it is dropped from the other: a paragraph that
-a model is evaluated on is in no row that it is trained on, whichever source it came from.
+The held-out part is made first, and what stands in it is dropped from the other: no whole paragraph
+of `SHORT` (40) characters or more that a model is evaluated on is trained on, whichever source it
+came from. Shorter ones (`Returns nothing.`) are left, and a sentence that stands in two different
+paragraphs is not looked for. Of `docstrings` all this is so under the same version of Python: the
+text of another is another, and what it holds out may have been trained on.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Documents:
     Attributes:
         sha256: Of the package's file, or of the text that was read.
         train, held_out: Documents of up to about 20,000 characters.
-        duplicates: Paragraphs that were left out, since they stand in a held-out document or
-            stood earlier in one of the same side.
+        duplicates: Paragraphs of `SHORT` characters or more that were left out, since they stand in
+            a held-out document or stood earlier in one of the same side.
     """
 
     source: TextSource

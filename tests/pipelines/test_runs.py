@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,20 @@ def test_a_file_is_refused(job: StatsJob, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(InputError, match="is a file; expected a folder"):
         open_run("stats", job)
+
+
+def test_temporary_files_go_when_nobody_can_be_writing_them(job: StatsJob, tmp_path: Path) -> None:
+    folder = open_run("stats", job).folder
+    now = time.time()
+    for name, age_s in ((".training.json.a1b2c3d4", 500), (".training.json.e5f6g7h8", 700)):
+        (folder / name).write_text("half")
+        os.utime(folder / name, (now - age_s, now - age_s))
+    open_run("stats", job)
+    assert sorted(path.name for path in folder.iterdir()) == [".training.json.a1b2c3d4", RUN_FILE]
+
+
+def test_a_folder_of_temporary_files_alone_is_taken(job: StatsJob, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.a1b2c3d4").write_text("half")
+    assert not open_run("stats", job).finished
+    assert (tmp_path / "run" / ".run.json.a1b2c3d4").exists()

@@ -6,6 +6,7 @@ both arms, of which every figure follows from `end`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ TOPS = {
     "baseline": ((36.2, 35.9, 35.1, 32.0, 26.5, 1.4), (15.7, 15.5, 15.2, 14.0, 11.0, 0.7)),
     "diff": ((22.5, 22.1, 21.8, 20.0, 17.2, 1.1), (17.3, 17.0, 16.8, 15.5, 12.4, 0.8)),
 }
+PARAMETERS = {"baseline": 3_700_000, "diff": 3_701_000, "diff-v2": 3_700_000}
 SEEDS = (0, 1, 2)
 STEPS = (0, 500, 1000, 1500, 2000)
 LOSS_SD = {0: -0.02, 1: 0.0, 2: 0.03}
@@ -199,7 +201,13 @@ def stats(model: str) -> Stats:
     ]
     return replace(
         old,
-        model=replace(old.model, name=model, warnings=[]),
+        model=replace(
+            old.model,
+            name=model,
+            sha256=digest(model, 0),
+            parameters=PARAMETERS[model],
+            warnings=[],
+        ),
         summary=replace(
             old.summary,
             attention_logit=pointed(old.summary.attention_logit, logits),
@@ -207,6 +215,11 @@ def stats(model: str) -> Stats:
         ),
         differential=layers if model == "diff" else [],
     )
+
+
+def digest(arm: str, seed: int) -> str:
+    """Of the weights, which no two models share."""
+    return hashlib.sha256(f"{arm} {seed}".encode()).hexdigest()
 
 
 def measurement(step: int, arm: str, seed: int) -> Measurement:
@@ -229,7 +242,11 @@ def measurement(step: int, arm: str, seed: int) -> Measurement:
         kurtosis=3 + 6 * grown + 0.1 * seed,
         inf_norm_mean=3 + 9 * grown,
         accuracies={"needles": 0.1 + 0.8 * grown, "icl": 0.25 + 0.5 * grown},
-        quantized_accuracies={"needles logits4": 0.1 + 0.7 * grown},
+        quantized_accuracies={
+            f"{task} logits{bits}:row": share * (0.9 if bits == 6 else 0.8)
+            for task, share in (("needles", 0.1 + 0.8 * grown), ("icl", 0.25 + 0.5 * grown))
+            for bits in (6, 4)
+        },
         lambdas=[0.2, 0.36, 0.47, 0.56] if arm == "diff" else [],
     )
 
@@ -240,9 +257,9 @@ def trained(arm: str, seed: int, *, finished: bool = True) -> TrainedModel:
         arm=arm,
         seed=seed,
         architecture="LlamaForCausalLM" if arm == "baseline" else "DiffLlamaForCausalLM",
-        parameters=3_700_000 + (1_000 if arm == "diff" else 0),
+        parameters=PARAMETERS[arm],
         folder=f"seed-{seed}/{arm}",
-        sha256=f"{seed}" * 64,
+        sha256=digest(arm, seed),
         steps=last,
         tokens=last * 4096,
         seconds=3725.0,
@@ -315,6 +332,18 @@ def seed_sweep() -> Sweep:
         old, models=models, cells=cells, deltas=[], spreads=spreads, attention_mass=[],
         tasks=old.tasks[:1], headline="",
     )  # fmt: skip
+
+
+def guessed(old: Sweep, models: tuple[str, ...], *tasks: str) -> Sweep:
+    """The same, but that these models know nothing in these tasks: no item right, and p = 1."""
+
+    def cell_of(one: Cell) -> Cell:
+        if one.model not in models or not one.task.startswith(tasks):
+            return one
+        return replace(one, value=0.0, stderr=0.0, ci_low=0.0, ci_high=0.05, chance=0.1,
+                       chance_p=1.0)  # fmt: skip
+
+    return replace(old, cells=[cell_of(one) for one in old.cells])
 
 
 def write_run(folder: Path, *, seeds: bool = True) -> Path:

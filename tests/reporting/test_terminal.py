@@ -82,8 +82,8 @@ def test_one_model_or_three_have_no_ratio(count: int) -> None:
 
 def test_logits_that_were_counted_in_two_ways_are_not_divided() -> None:
     table = topk_table(run_of(masked(stats_of("base")), stats_of("diff")))
-    assert rows_of(table, "attention logits", "base")[0][0] == "all QK^T"
-    assert rows_of(table, "attention logits", "diff")[0][0] == "unmasked"
+    assert rows_of(table, "attention logits", "base")[0][0] == "all of QK^T"
+    assert rows_of(table, "attention logits", "diff")[0][0] == "valid positions"
     assert set(rows_of(table, "attention logits", "diff / base")[0]) == {"", "n/a"}
     assert "n/a" not in rows_of(table, "hidden states", "diff / base")[0]
     assert "not divided" in table.note
@@ -97,9 +97,9 @@ def test_the_papers_rows_are_its_own_and_marked() -> None:
         ("attention logits", "0.122x", "0.611x"), ("hidden states", "0.468x", "2.00x")
     ]  # fmt: skip
     assert [row for row in papers if row not in ratios] == [
-        ("attention logits", "Transformer 2.8B (paper)", "all QK^T", "318.0", "308.2", "304.9",
+        ("attention logits", "Transformer 2.8B (paper)", "all of QK^T", "318.0", "308.2", "304.9",
          "284.7", "251.5", "5.4"),
-        ("attention logits", "DIFF 2.8B (paper)", "all QK^T", "38.8", "38.8", "37.3", "32.0",
+        ("attention logits", "DIFF 2.8B (paper)", "all of QK^T", "38.8", "38.8", "37.3", "32.0",
          "27.4", "3.3"),
         ("hidden states", "Transformer 2.8B (paper)", "", "3,608.6", "3,607.4", "3,603.6",
          "3,552.1", "2,448.2", "0.6"),

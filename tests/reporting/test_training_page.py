@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from quantkit.reporting import training_text, write_report
+from quantkit.reporting.text import duration
 from quantkit.reporting.training_charts import growth_panels, loss_panels
-from quantkit.reporting.training_groups import duration, figures
+from quantkit.reporting.training_groups import figures, spaced
 from quantkit.reporting.training_tables import corpus_table, growth_table, models_table
 from quantkit.results import TrainingResult, write_json
 from tests.reporting.planted_pair import ARMS, SEEDS, STEPS, measurement, training
@@ -76,6 +77,7 @@ def test_growth_is_drawn_for_every_figure() -> None:
         "max |logit|", "max |hidden state|", "kurtosis of hidden states", "held-out loss",
         "loss added by 4-bit logits, per tensor", "loss added by 4-bit logits, per head",
         "loss added by 4-bit logits, per row", "needles accuracy", "icl accuracy",
+        "needles accuracy at 4-bit logits, per row", "icl accuracy at 4-bit logits, per row",
     ]  # fmt: skip
     for series in panels.charts[0].series:
         assert len(series.marks) == len(STEPS) and series.area
@@ -91,6 +93,31 @@ def test_the_added_loss_is_the_difference() -> None:
     assert added.of(empty) != added.of(empty)
 
 
+def test_accuracies_with_quantized_logits_are_figures_like_the_others(tmp_path: Path) -> None:
+    result = training()
+    found = measurement(1000, "diff", 0)
+    grown = next(f for f in figures(result) if f.words.startswith("icl accuracy at"))
+    assert grown.of(found) == pytest.approx(0.8 * 0.5) and grown.is_accuracy
+    unmeasured = dataclasses.replace(found, quantized_accuracies={})
+    assert grown.of(unmeasured) != grown.of(unmeasured)
+    table = growth_table(result)
+    shown = [float(row[table.columns.index(grown.words)]) for row in table.rows]
+    expected = [
+        measurement(step, "diff", 0).quantized_accuracies["icl logits4:row"] for step in STEPS
+    ]
+    assert shown == pytest.approx(expected * 2, rel=1e-3)
+    write_json(tmp_path / "training.json", result)
+    assert "icl accuracy at 4-bit logits" in training_text(tmp_path)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(2, [0, 2000]), (3, [0, 1000, 2000])])
+def test_measurements_are_spaced_from_the_first_to_the_last(count: int, steps: list[int]) -> None:
+    model = training().models[0]
+    assert [found.step for found in spaced(model, count)] == steps
+    assert len({found.step for found in spaced(model, 20)}) == len(STEPS)
+    assert spaced(dataclasses.replace(model, measurements=[]), count) == []
+
+
 def test_growth_and_corpus_tables() -> None:
     rows = growth_table(training()).rows
     assert [row[2] for row in rows] == [f"{step:,}" for step in STEPS] * 2
@@ -103,8 +130,11 @@ def test_growth_and_corpus_tables() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(12.2, "12 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 05 min"), (float("nan"), "n/a")],
-)
+    [
+        (0.0, "0 s"), (0.2, "1 s"), (12.2, "12 s"), (59.7, "1 min"), (185.0, "3 min 05 s"),
+        (180.0, "3 min"), (7500.0, "2 h 05 min"), (7200.0, "2 h"), (float("nan"), "n/a"),
+    ],
+)  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -23,9 +23,9 @@ from quantkit.recipe import Recipe
 from quantkit.results import Fired
 from quantkit.sweeps import Measured, Subject, logit_recipes, planned, run_cells, unique
 from quantkit.sweeps.figures import cells_of, figures_of
-from quantkit.tasks.forward import text_forward
 from quantkit.sweeps.run import FLOAT_FEATURES
 from quantkit.tasks import Perplexity
+from quantkit.tasks.forward import text_forward
 
 BLOCKS, BATCHES = 5, 3
 RECIPES = logit_recipes((16, 4, 3), ("tensor", "row"))

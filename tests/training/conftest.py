@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
+from transformers import AutoTokenizer
 
 from quantkit.jobs import PairSpec, TrainJob
+from quantkit.training.corpus import Corpus, prepare_corpus
+from quantkit.training.loop import ArmTraining
+from quantkit.training.measure import Gauge
 
 PAIR = """\
 schema = "quantkit.pair/1"
@@ -94,3 +100,53 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, write_pair: Callable[..., Pat
         return PairSpec.read(write_pair(tmp_path_factory.mktemp("pair"), **changes))
 
     return read
+
+
+@pytest.fixture(scope="session")
+def short(tiny: Any) -> Any:
+    """The tiny pair, 4 steps, a checkpoint after every second: (arms, changes of [training])."""
+
+    def read(arms: tuple[str, ...] = ("baseline", "diff"), **training: Any) -> PairSpec:
+        pair: PairSpec = tiny(arms=arms)
+        values = {"steps": 4, "warmup_steps": 1} | training
+        records = replace(pair.records, checkpoint_every=2, measure_every=100)
+        return replace(pair, training=replace(pair.training, **values), records=records)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def corpus_of(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Corpus:
+    """The rows of the tiny pair, whichever its arms and steps."""
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(tiny(), folder, cache=folder / "cache")
+
+
+@pytest.fixture(scope="session")
+def train_arm(corpus_of: Corpus, tiny: Any) -> Callable[..., ArmTraining]:
+    """Trains one arm in a folder: (pair, arm, folder, seed, until); measured on one row."""
+    pair = tiny()
+    gauge = Gauge(
+        replace(pair, records=replace(pair.records, measure_rows=1, measure_bits=())),
+        corpus_of.held_out,
+        AutoTokenizer.from_pretrained(corpus_of.tokenizer),
+    )
+
+    def train(
+        pair: PairSpec, arm: str, folder: Path, *, seed: int = 0, until: int | None = None
+    ) -> ArmTraining:
+        """Trains; to `until`, as if it had been killed there."""
+        folder.mkdir(exist_ok=True)
+        training = ArmTraining(pair, arm, seed, corpus_of, folder, Accelerator(cpu=True))
+
+        def stop(_what: str, done: int, _total: int) -> None:
+            if done == until:
+                raise KeyboardInterrupt
+
+        try:
+            training.run(gauge, lambda: None, stop)
+        except KeyboardInterrupt:
+            assert until is not None
+        return training
+
+    return train

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from quantkit.calib_sets.draw import Draw
 from quantkit.calib_sets.retrieval import CITIES, RetrievalSample, retrieval_sample
 from quantkit.errors import InputError
 from quantkit.jobs.tasks import IclSpec, NeedlesSpec
@@ -223,6 +224,20 @@ def test_no_sample_is_one_of_an_evaluation_even_with_its_seed(trained: Any, seed
         for labels in range(2, 9):
             item = icl_item(index, seed=seed, labels=labels, shots=16, orders=1)
             assert tuple(item.prompt(0).split("\n")[:3]) not in shown
+
+
+def test_seeds_below_2_to_the_32_share_no_draw_and_longer_ones_may() -> None:
+    index = generated._FIRST_SAMPLE + 5
+
+    def drawn(seed: int, index: int) -> list[int]:
+        draw = Draw(seed, index)
+        return [draw.below(1 << 32) for _ in range(4)]
+
+    largest = (1 << 32) - 1
+    theirs = [drawn(s, i) for s in (0, 7, largest) for i in (0, 5, 1 << 20, largest)]
+    assert all(drawn(seed, index) not in theirs for seed in (0, 7, largest))
+    # the words 7, 5, 2^20, of the seed and the index together
+    assert drawn(7 + (5 << 32), 1 << 20) == drawn(7, index)
 
 
 def test_words_of_the_tasks_are_one_token_where_the_tokenizer_saw_samples(tmp_path: Path) -> None:

@@ -1,15 +1,10 @@
-"""Steps by hand, the rows of every arm, and that a killed training ends in the same weights."""
+"""Steps by hand, the rows of every arm, and that a training goes on where it stopped."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,216 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from transformers import AutoTokenizer
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
-from quantkit.errors import InputError
-from quantkit.jobs import PairSpec, TrainJob
-from quantkit.pipelines import run_train
-from quantkit.results import TrainedModel, TrainingResult, read_json
-from quantkit.results.curves import read_curves
+from quantkit.errors import InputError, QuantkitError
+from quantkit.jobs import PairSpec
 from quantkit.training.arms import new_model
-from quantkit.training.corpus import Corpus, prepare_corpus
+from quantkit.training.corpus import Corpus
 from quantkit.training.loop import CHECKPOINT, WEIGHTS, ArmTraining
-from quantkit.training.measure import Gauge
 
-LIMIT_S = 300
-DRIVER = """
-import os, signal, sys
-import torch
-from quantkit.cli import main
-from quantkit.training import loop
-
-how, arm, step = sys.argv.pop(1).split(",")
-note, save = loop.ArmTraining._note, torch.save
-
-def die_after_a_step(self, at, loss):
-    note(self, at, loss)
-    if self.arm == arm and self.state.step == int(step):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def die_while_writing(whole, file):
-    if whole["arm"] == arm and whole["state"]["step"] == int(step):
-        file.write(b"half of it")
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(whole, file)
-
-if how == "step":
-    loop.ArmTraining._note = die_after_a_step
-elif how == "write":
-    torch.save = die_while_writing
-main()
-"""
+ARMS = ("baseline", "diff", "diff-v2")
+Train = Callable[..., ArmTraining]
+Short = Callable[..., PairSpec]
 
 
-def start(die: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """Starts `quantkit train ...`, which kills itself at (how, arm, step); as many threads."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    kept |= {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, die, "train", *arguments],
-        env=kept | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Returns (exit code, stdout, stderr); a process that hangs fails the test."""
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-        return process.returncode, out, err
-    finally:
-        process.kill()
-
-
-def models_of(folder: Path) -> dict[str, TrainedModel]:
-    result = read_json(folder / "training.json", TrainingResult)
-    return {model.folder: model for model in result.models}
-
-
-def assert_same_end(folder: Path, whole: Path, rel: float = 1e-6) -> None:
-    """Asserts that two runs have the same losses and measurements; returns nothing."""
-    found, expected = models_of(folder), models_of(whole)
-    assert found.keys() == expected.keys()
-    for name, model in found.items():
-        assert model.finished and model.steps == 24
-        for one, other in zip(model.losses, expected[name].losses, strict=True):
-            assert one.step == other.step
-            assert one.loss == pytest.approx(other.loss, rel=rel)
-        for seen, before in zip(model.measurements, expected[name].measurements, strict=True):
-            assert seen.step == before.step
-            assert seen.loss == pytest.approx(before.loss, rel=rel)
-            assert seen.max_logit == pytest.approx(before.max_logit, rel=100 * rel)
-
-
-def assert_same_weights(folder: Path, whole: Path) -> None:
-    for name in models_of(whole):
-        assert (folder / name / WEIGHTS).read_bytes() == (whole / name / WEIGHTS).read_bytes(), name
-
-
-def test_killed_twice_it_ends_in_the_same_weights(
-    write_pair: Callable[..., Path], whole: Path, tmp_path: Path
-) -> None:
-    path, out = write_pair(tmp_path), tmp_path / "out"
-    command = (str(path), "--out", str(out), "--quiet")
-
-    # in the middle of a step of the first arm
-    assert ended(start("step,baseline,13", *command))[0] == -signal.SIGKILL
-    (known,) = models_of(out).values()
-    assert (known.arm, known.steps, known.finished, known.sha256) == ("baseline", 8, False, "")
-    assert [point.step for point in known.losses] == [4, 8]
-    assert (out / "baseline-seed0" / CHECKPOINT).is_file()
-    assert not (out / "baseline-seed0" / WEIGHTS).exists()
-
-    # while the second arm's checkpoint is written
-    code, _, err = ended(start("write,diff,16", *command))
-    assert code == -signal.SIGKILL, err[-2000:]
-    assert {name: model.steps for name, model in models_of(out).items()} == {
-        "baseline-seed0": 24,
-        "diff-seed0": 8,
-    }
-    assert len(list((out / "diff-seed0").glob(f".{CHECKPOINT}.*"))) == 1
-    assert json.loads((out / "run.json").read_text())["finished"] is False
-
-    run_train(TrainJob(pair=PairSpec.read(path), out=str(out)))
-    assert_same_end(out, whole)
-    assert_same_weights(out, whole)
-    assert list(out.glob("*/.*")) == []
-    curves = read_curves(out / "baseline-seed0" / "curves.jsonl")
-    assert [line.step for line in curves.steps] == [4, 8, 12, 16, 20, 24]
-    assert json.loads((out / "run.json").read_text())["finished"] is True
-
-
-def test_two_processes_give_the_weights_of_one(
-    write_pair: Callable[..., Path], whole: Path, tmp_path: Path
-) -> None:
-    path, out = write_pair(tmp_path), tmp_path / "out"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    places = [
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port}
-        for rank in ("0", "1")
-    ]
-    started = [
-        start("no,,", str(path), "--out", str(out), MASTER_ADDR="127.0.0.1", **place)
-        for place in places
-    ]
-    (code, said, err), other = (ended(process) for process in started)
-    assert (code, other[0]) == (0, 0), err[-2000:] + other[2][-2000:]
-    assert other[1:] == ("", "")  # the first one talks
-    assert said and err.count("done: ") == 1
-    assert read_json(out / "training.json", TrainingResult).processes == 2
-    assert_same_end(out, whole, rel=1e-5)
-    for name in models_of(whole):
-        one, two = (
-            torch.load(folder / name / CHECKPOINT, weights_only=True)["model"]
-            for folder in (whole, out)
-        )
-        for key, weight in one.items():
-            # rounded to float16 at the end: one of its steps
-            assert torch.allclose(weight, two[key], rtol=1e-3, atol=2e-5), key
-        apart = [float((weight != two[key]).float().mean()) for key, weight in one.items()]
-        assert max(apart) < 0.02
-    curves = read_curves(out / "diff-seed0" / "curves.jsonl")
-    assert [line.step for line in curves.steps] == [4, 8, 12, 16, 20, 24]
-
-
-@pytest.fixture(scope="module")
-def corpus_of(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    return prepare_corpus(tiny(), folder, cache=folder / "cache")
-
-
-@pytest.fixture
-def gauge(corpus_of: Corpus, tiny: Any) -> Gauge:
-    tokenizer = AutoTokenizer.from_pretrained(corpus_of.tokenizer)
-    pair = tiny()
-    return Gauge(
-        replace(pair, records=replace(pair.records, measure_rows=1, measure_bits=())),
-        corpus_of.held_out,
-        tokenizer,
-    )
-
-
-def trained(
-    pair: PairSpec,
-    arm: str,
-    corpus: Corpus,
-    folder: Path,
-    gauge: Gauge,
-    *,
-    seed: int = 0,
-    until: int | None = None,
-) -> ArmTraining:
-    """Trains one arm; to `until`, as if it had been killed there."""
-    folder.mkdir(exist_ok=True)
-    training = ArmTraining(pair, arm, seed, corpus, folder, Accelerator(cpu=True))
-
-    def stop(_what: str, done: int, _total: int) -> None:
-        if done == until:
-            raise KeyboardInterrupt
-
-    try:
-        training.run(gauge, lambda: None, stop)
-    except KeyboardInterrupt:
-        assert until is not None
-    return training
-
-
-def short(pair: PairSpec, **changes: Any) -> PairSpec:
-    values = {"steps": 4, "warmup_steps": 1} | changes
-    records = replace(pair.records, checkpoint_every=2, measure_every=100)
-    return replace(pair, training=replace(pair.training, **values), records=records)
-
-
-def seen_rows(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def seen_rows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Notes the rows of every forward pass in training mode."""
     seen: list[Any] = []
     real = ArmTraining._step
@@ -246,14 +46,18 @@ def seen_rows(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_all_arms_of_a_seed_see_the_same_rows_in_the_same_order(
-    tiny: Any, corpus_of: Corpus, gauge: Gauge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Short,
+    corpus_of: Corpus,
+    train_arm: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pair = short(tiny(arms=("baseline", "diff", "diff-v2"), seeds="0, 1"))
-    seen = seen_rows(corpus_of, monkeypatch)
+    pair = short(ARMS)
+    seen = seen_rows(monkeypatch)
     by_run: dict[tuple[int, str], Any] = {}
-    for seed, arm in pair.runs:
+    for seed, arm in product((0, 1), ARMS):
         seen.clear()
-        done = trained(pair, arm, corpus_of, tmp_path / f"{arm}{seed}", gauge, seed=seed)
+        done = train_arm(pair, arm, tmp_path / f"{arm}{seed}", seed=seed)
         assert done.finished and done.state.losses[-1].loss < 6.2  # chance is ln 400 = 5.99
         by_run[seed, arm] = np.stack(seen)
     rows = np.asarray(corpus_of.rows)
@@ -266,10 +70,10 @@ def test_all_arms_of_a_seed_see_the_same_rows_in_the_same_order(
 
 
 def test_the_steps_are_those_of_a_plain_loop(
-    tiny: Any, corpus_of: Corpus, gauge: Gauge, tmp_path: Path
+    short: Short, corpus_of: Corpus, train_arm: Train, tmp_path: Path
 ) -> None:
-    pair = short(tiny(), steps=3, warmup_steps=0, clip_norm=0.5, decay_queries_keys=False)
-    found = trained(pair, "diff", corpus_of, tmp_path / "diff", gauge)
+    pair = short(steps=3, warmup_steps=0, clip_norm=0.5, decay_queries_keys=False)
+    found = train_arm(pair, "diff", tmp_path / "diff")
 
     model = new_model("diff", pair.sizes, seed=0).train()
     held, free = [], []
@@ -311,16 +115,15 @@ def test_the_steps_are_those_of_a_plain_loop(
     ],
 )
 def test_it_goes_on_identically(
-    tiny: Any, corpus_of: Corpus, gauge: Gauge, tmp_path: Path, changes: dict[str, Any]
+    short: Short, train_arm: Train, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     arm = "baseline" if "dropout" in changes else "diff"  # a differential arm has none
-    usual = tiny(arms=(arm,))
-    pair = short(usual, **changes)
-    straight = trained(pair, arm, corpus_of, tmp_path / "straight", gauge)
-    assert trained(pair, arm, corpus_of, tmp_path / "cut", gauge, until=3).state.step == 3
+    pair = short((arm,), **changes)
+    straight = train_arm(pair, arm, tmp_path / "straight")
+    assert train_arm(pair, arm, tmp_path / "cut", until=3).state.step == 3
     torch.manual_seed(12345)  # another process has drawn other numbers
-    cut = trained(pair, arm, corpus_of, tmp_path / "cut", gauge)
-    plain = trained(short(usual), arm, corpus_of, tmp_path / "plain", gauge)
+    cut = train_arm(pair, arm, tmp_path / "cut")
+    plain = train_arm(short((arm,)), arm, tmp_path / "plain")
     assert cut.state.losses == straight.state.losses
     differs = False
     for name, weight in straight.bare.state_dict().items():
@@ -346,20 +149,76 @@ TORN = {
 
 @pytest.mark.parametrize("damage", TORN.values(), ids=TORN.keys())
 def test_a_checkpoint_that_cannot_be_read(
-    damage: Any, tiny: Any, corpus_of: Corpus, gauge: Gauge, tmp_path: Path
+    damage: Any, short: Short, train_arm: Train, tmp_path: Path
 ) -> None:
-    pair = short(tiny(), steps=1)
-    trained(pair, "baseline", corpus_of, tmp_path / "a", gauge)
+    pair = short(steps=1)
+    train_arm(pair, "baseline", tmp_path / "a")
     damage(tmp_path / "a" / CHECKPOINT)
     with pytest.raises(InputError, match=r"cannot be read .*Remove it to begin this arm anew"):
-        trained(pair, "baseline", corpus_of, tmp_path / "a", gauge)
+        train_arm(pair, "baseline", tmp_path / "a")
 
 
-def test_a_checkpoint_of_another_pair(
-    tiny: Any, corpus_of: Corpus, gauge: Gauge, tmp_path: Path
+def test_a_checkpoint_of_another_pair(short: Short, train_arm: Train, tmp_path: Path) -> None:
+    train_arm(short(steps=1), "baseline", tmp_path / "a")
+    with pytest.raises(InputError, match="of another pair or arm"):
+        train_arm(short(steps=2), "baseline", tmp_path / "a")
+    with pytest.raises(InputError, match="of another pair or arm"):
+        train_arm(short(steps=1), "baseline", tmp_path / "a", seed=1)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_the_file_holds_each_weight_once_in_float16(
+    arm: str, is_tied: bool, short: Short, train_arm: Train, tmp_path: Path
 ) -> None:
-    trained(short(tiny(), steps=1), "baseline", corpus_of, tmp_path / "a", gauge)
-    with pytest.raises(InputError, match="of another pair or arm"):
-        trained(short(tiny(), steps=2), "baseline", corpus_of, tmp_path / "a", gauge)
-    with pytest.raises(InputError, match="of another pair or arm"):
-        trained(short(tiny(), steps=1), "baseline", corpus_of, tmp_path / "a", gauge, seed=1)
+    pair = short((arm,), steps=1, warmup_steps=0)
+    pair = replace(pair, sizes=replace(pair.sizes, tie_embeddings=is_tied))
+    done = train_arm(pair, arm, tmp_path / "a")
+    with safe_open(tmp_path / "a" / WEIGHTS, "pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert {weight.dtype for weight in found.values()} == {torch.float16}
+    assert ("lm_head.weight" in found) is not is_tied
+    assert sum(weight.numel() for weight in found.values()) == done.parameters
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.float32)
+    head = loaded.lm_head.weight
+    assert (head is loaded.model.embed_tokens.weight) is is_tied
+    for name, weight in done.bare.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 0.0], ids=["clipped", "not clipped"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=["nan", "inf"])
+def test_a_gradient_that_is_no_number_leaves_the_checkpoint_good(
+    wrong: float,
+    clip_norm: float,
+    short: Short,
+    train_arm: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = short(clip_norm=clip_norm)
+    straight = train_arm(pair, "diff", tmp_path / "straight")
+    real = ArmTraining._step
+
+    def step(self: ArmTraining, number: int) -> Any:
+        weight = self.bare.model.layers[0].self_attn.q_proj.weight
+        handle = weight.register_hook(lambda grad: grad + wrong * (number == 3))
+        try:
+            return real(self, number)
+        finally:
+            handle.remove()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArmTraining, "_step", step)
+        # the loss is good, and after step 4 a checkpoint would be written
+        with pytest.raises(QuantkitError, match=r"diff, seed 0: at step 4 the gradient has a norm"):
+            train_arm(pair, "diff", tmp_path / "cut")
+    left = torch.load(tmp_path / "cut" / CHECKPOINT, weights_only=True)
+    assert left["state"]["step"] == 2
+    assert all(weight.isfinite().all() for weight in left["model"].values())
+    assert not (tmp_path / "cut" / WEIGHTS).exists()
+    cut = train_arm(pair, "diff", tmp_path / "cut")
+    assert cut.state.losses == straight.state.losses
+    for name, weight in straight.bare.state_dict().items():
+        assert torch.equal(weight, cut.bare.state_dict()[name]), name

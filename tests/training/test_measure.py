@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from quantkit.errors import InputError
 from quantkit.models import load
 from quantkit.quantization import fake_quantized
 from quantkit.results import TrainingResult, read_json
@@ -130,6 +131,16 @@ def test_the_quantized_loss_is_that_of_the_recipe(
         assert loss == pytest.approx(float(by_hand), rel=1e-5)
         assert loss != found.loss
     assert len(set(found.quantized_loss.values())) == 3
+
+
+def test_fewer_rows_than_are_to_be_measured_are_refused(
+    whole: Path, tiny: Any, held_out: np.ndarray
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(whole / "data" / "tokenizer")
+    said = r"measure_rows: the held-out text gives 5 rows of 32 tokens, expected at least 6"
+    with pytest.raises(InputError, match=said):
+        Gauge(tiny(), held_out[: ROWS - 1], tokenizer)
+    assert Gauge(tiny(), held_out[:ROWS], tokenizer)._rows.shape == (ROWS, 32)
 
 
 def test_lambda_is_per_layer_and_of_v1_alone(tiny: Any, gauge: Gauge) -> None:

@@ -151,9 +151,11 @@ def test_a_job_is_its_pair_and_device(tmp_path: Path) -> None:
         return config_hash(TrainJob(**{"pair": pair} | changes))
 
     other = read(tmp_path, LEAST.replace("steps = 10", "steps = 11"))
-    assert hashed(arms=("diff",), out="x", force=True) == hashed()
+    assert hashed(arms=("diff",), out="x") == hashed(force=True) == hashed()
     assert len({hashed(), hashed(device="cuda"), hashed(pair=other)}) == 3
     with pytest.raises(InputError, match="--arm diff-v2: the pair small has baseline, diff"):
         TrainJob(pair=pair, arms=("diff-v2",))
     with pytest.raises(InputError, match="device"):
         TrainJob(pair=pair, device="gpu")
+    with pytest.raises(InputError, match="--force with --arm would also remove the arms"):
+        TrainJob(pair=pair, arms=("diff",), force=True)

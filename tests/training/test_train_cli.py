@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -183,7 +184,13 @@ def test_another_pair_in_the_same_folder(write_pair: Write, tmp_path: Path) -> N
     assert "holds another run (train, config" in refused(other, "--out", out)
     assert len(result_of(out).models) == 2  # nothing was touched
 
-    code, _, err = invoke(other, "--out", out, "--force", "--arm", "diff")
+    said = refused(other, "--out", out, "--force", "--arm", "diff")
+    assert "--force with --arm would also remove the arms that are not named" in said
+    assert len(result_of(out).models) == 2
+
+    wider['arms = ["baseline", "diff"]'] = 'arms = ["diff"]'
+    other = write_pair(tmp_path, changed=SHORT | wider)
+    code, _, err = invoke(other, "--out", out, "--force")
     assert code == 0, err
     result = result_of(out)
     assert result.pair["sizes.width"] == "108" and result.corpus.vocabulary == 420
@@ -196,18 +203,59 @@ def test_a_loss_that_is_no_number(write_pair: Write, tmp_path: Path) -> None:
     wild = {"checkpoint_every = 8": "checkpoint_every = 1", "warmup_steps = 4": "warmup_steps = 0"}
     path = write_pair(tmp_path, training="learning_rate = 1e12", changed=wild)
     said = refused(path, "--out", tmp_path / "out")
-    assert re.search(r"training baseline, seed 0: the loss of step \d+ is (nan|inf)", said)
+    what = re.search(
+        r"training baseline, seed 0: at step (\d+) the (loss is|gradient has a norm of) (nan|inf)",
+        said,
+    )
     assert "lower learning_rate" in said
     model = result_of(tmp_path / "out").models[0]
     assert (tmp_path / "out" / "baseline-seed0" / CHECKPOINT).is_file()
-    assert not model.finished and f"of step {model.steps + 1} is" in said
+    assert what and not model.finished and int(what[1]) == model.steps + 1
     assert refused(path, "--out", tmp_path / "out") == said  # from the checkpoint: the same
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """The finished run in a folder of its own, which does not say that it is finished."""
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / "training.json").unlink()
+    for checkpoint in (tmp_path / "out").glob(f"*/{CHECKPOINT}"):
+        checkpoint.unlink()
+    return tmp_path / "out"
+
+
+def test_a_finished_arm_is_not_trained_again_without_its_checkpoint(
+    write_pair: Write, whole: Path, copy: Path, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in copy.glob("*-seed0/*")}
+    for arm in ("diff", "baseline"):
+        code, _, err = invoke(write_pair(tmp_path), "--out", copy, "--arm", arm)
+        assert code == 0 and not LOSS_LINE.search(err), err
+    assert {path: path.read_bytes() for path in copy.glob("*-seed0/*")} == before
+    assert result_of(copy).models == result_of(whole).models
+    assert is_finished(copy)
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_an_arm_whose_weights_are_not_its_own_is_trained(
+    damage: str, write_pair: Write, whole: Path, copy: Path, tmp_path: Path
+) -> None:
+    weights = copy / "diff-seed0" / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-2] + b"\x12\x34")
+    if damage == "gone":
+        weights.unlink()
+    code, _, err = invoke(write_pair(tmp_path), "--out", copy)
+    assert code == 0, err
+    assert {match[1] for match in LOSS_LINE.finditer(err)} == {"diff"}
+    assert same_weights(copy, whole) and is_finished(copy)
 
 
 def test_a_torn_checkpoint_is_one_line(write_pair: Write, tmp_path: Path) -> None:
     command = (write_pair(tmp_path, changed=SHORT), "--out", tmp_path / "out")
     assert invoke(*command, "--arm", "diff", "--quiet")[0] == 0
     (tmp_path / "out" / "diff-seed0" / CHECKPOINT).write_bytes(b"PK torn")
+    assert invoke(*command, "--arm", "diff", "--quiet")[0] == 0  # it is finished
+    (tmp_path / "out" / "diff-seed0" / WEIGHTS).unlink()
     assert "Remove it to begin this arm anew" in refused(*command, "--arm", "diff")
 
 

@@ -26,7 +26,7 @@ from quantkit.jobs import Sizes
 from quantkit.models.differential.decoder import WEIGHT_STD, DiffDecoderLayer, DiffSizes
 
 COUNT_TOLERANCE_FRAC: Final = 1e-3
-"""How far the parameter counts of matched models may be apart."""
+"""How far the parameter counts of matched models may be apart, of the first one's."""
 _NO_CACHE: Final = (
     "DIFF V2 keeps no KV cache, so it can be trained and measured, but neither generate text nor "
     "be exported: expected use_cache=False; DiffLlama (V1) does both."
@@ -211,7 +211,7 @@ def v2_config(sizes: Sizes) -> DiffV2Config:
     three matrices are `width` wide: it is narrower by h (d + 1) / 3, to the nearest whole number.
 
     Raises:
-        InputError: no MLP makes the parameter counts agree within 0.1 %.
+        InputError: no MLP makes the parameter counts agree within `COUNT_TOLERANCE_FRAC`.
     """
     mlp_width = sizes.mlp_width - round(sizes.heads * (sizes.head_size + 1) / 3)
     attends = f"{sizes.heads} heads of {sizes.head_size}"
@@ -226,8 +226,8 @@ def v2_config(sizes: Sizes) -> DiffV2Config:
     if abs(ours - baseline) > COUNT_TOLERANCE_FRAC * baseline:
         raise InputError(
             f"[sizes] diff-v2 with {attends} and an mlp_width of {mlp_width} has {ours:,} "
-            f"parameters, the baseline {baseline:,}: expected at most 0.1 % between them. Equal "
-            "where heads x (head_size + 1) is a multiple of 3."
+            f"parameters, the baseline {baseline:,}: expected at most {COUNT_TOLERANCE_FRAC:.1%} "
+            "between them. Equal where heads x (head_size + 1) is a multiple of 3."
         )
     return DiffV2Config(
         vocab_size=sizes.vocabulary,
