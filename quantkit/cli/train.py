@@ -42,8 +42,9 @@ def train(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train matched models: same sizes, rows, order, seed and schedule; only the attention differs.
+    """Train matched models that differ in their attention alone.
 
+    They have the same sizes, rows, order, seed and schedule, and share their initial weights.
     Writes a transformers folder for each arm and seed, curves.jsonl beside it, and training.json.
     Ctrl-C, and the same command goes on from the last checkpoint. With torchrun or accelerate
     launch several processes share each batch.

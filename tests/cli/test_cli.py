@@ -318,7 +318,7 @@ def test_report(tmp_path: Path) -> None:
     shutil.copytree(V1, tmp_path / "run")
     code, out, _ = invoke("report", str(tmp_path / "run"))
     assert code == 0
-    files = ("report.html", "report.md", "sweep-perplexity.svg")
+    files = ("report.html", "report.md", "pair-outliers.svg", "pair-bits-perplexity.svg")
     assert out.split() == [str(tmp_path / "run" / name) for name in files]
     code, out, _ = invoke(
         "report", str(V1 / "base"), str(V1 / "diff"), "--out", str(tmp_path / "both"), "--quiet"
