@@ -125,14 +125,11 @@ def _accuracy(task: Task[Any], model: Any) -> float:
     """Returns the value of the task's first metric."""
     loaded = LoadedModel(name="", source="", model=model, tokenizer=None, sha256="")
     forward = text_forward(loaded)
-    rows = np.full((len(task.item_hashes), 0), np.nan)
-    for batch in task.batches:
-        part = task.run(forward, batch)
-        if not rows.shape[1]:
-            rows = np.full((len(task.item_hashes), part.shape[1]), np.nan)
+    parts = [task.run(forward, batch) for batch in task.batches]
+    rows = np.empty((len(task.item_hashes), parts[0].shape[1]))
+    for batch, part in zip(task.batches, parts, strict=True):
         rows[list(batch)] = part
-    metric = task.scores(rows).metrics[0]
-    return float(np.sum(metric.total) / np.sum(metric.weight))
+    return task.scores(rows).metrics[0].value
 
 
 def _lambdas(model: Any) -> list[float]:

