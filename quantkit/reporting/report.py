@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import html
-import os
-import tempfile
 from pathlib import Path
 
 import jinja2
 
-from quantkit.errors import InputError
 from quantkit.reporting import (
     calibration_notes,
     curves,
@@ -27,7 +24,7 @@ from quantkit.reporting.sections import opening, sections
 from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
 from quantkit.reporting.sweep_definitions import sweep_definitions
 from quantkit.reporting.text import markdown, printable
-from quantkit.results import ModelInfo, Sweep
+from quantkit.results import ModelInfo, Sweep, written_whole
 
 
 def write_report(run_folders: list[Path], out: Path) -> tuple[Path, ...]:
@@ -146,16 +143,5 @@ def _found_definitions(run: Run) -> list[Definition]:
 
 def _write(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as file:
+        file.write(text.encode(errors="replace"))

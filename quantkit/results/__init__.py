@@ -38,6 +38,7 @@ from quantkit.results.io import (
     schema_of,
     to_plain,
     write_json,
+    written_whole,
 )
 from quantkit.results.plan import Plan, PlannedCell
 from quantkit.results.ranges import Interval, Range, Ranges, Smoothing, StabilityPoint
@@ -143,4 +144,5 @@ __all__ = [
     "schema_of",
     "to_plain",
     "write_json",
+    "written_whole",
 ]

@@ -15,10 +15,21 @@ import math
 import os
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    BinaryIO,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from quantkit.errors import InputError, suggest
 
@@ -62,14 +73,28 @@ def write_json(path: Path, value: object) -> None:
         InputError: the folder cannot be written to.
     """
     text = dumps(value)
+    with written_whole(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Yields a temporary file in the folder of `path`, which takes its place at the end.
+
+    The folder is made. Where the body raises, the temporary file is removed and `path` stays as it
+    was.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

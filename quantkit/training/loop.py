@@ -31,7 +31,7 @@ from quantkit.models.placement import parameter_count
 from quantkit.models.shipped import quiet_transformers, sha256_of
 from quantkit.monitoring import OutlierMonitor
 from quantkit.progress import Progress, silent
-from quantkit.results import LossPoint, Measurement, TrainedModel, decode, to_plain
+from quantkit.results import LossPoint, Measurement, TrainedModel, decode, to_plain, written_whole
 from quantkit.training.arms import new_model
 from quantkit.training.corpus import Corpus
 from quantkit.training.measure import Gauge
@@ -250,7 +250,8 @@ class ArmTraining:
                 "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
                 "state": to_plain(self.state),
             }
-            _saved(whole, self.folder / CHECKPOINT)
+            with written_whole(self.folder / CHECKPOINT) as file:
+                torch.save(whole, file)
         self._accelerator.wait_for_everyone()
 
     def _remove_abandoned(self) -> None:
@@ -296,17 +297,3 @@ class ArmTraining:
             shutil.copymode(Path(temporary, "config.json"), Path(temporary, WEIGHTS))
             for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == WEIGHTS):
                 os.replace(path, self.folder / path.name)
-
-
-def _saved(whole: object, path: Path) -> None:
-    """Writes a checkpoint whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(whole, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
