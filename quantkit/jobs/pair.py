@@ -14,6 +14,7 @@ seeds = [0]
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -125,8 +126,10 @@ class Training:
         _least(self, "warmup_steps", 0)
         _choice(self, "optimizer", OPTIMIZERS)
         _choice(self, "autocast", AUTOCASTS)
-        if not self.learning_rate > 0:
-            raise InputError(f"[training] learning_rate: above 0, got {self.learning_rate}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError(
+                f"[training] learning_rate: above 0 and finite, got {self.learning_rate}."
+            )
         for name in ("final_fraction", "dropout", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"[training] {name}: 0 to 1, got {getattr(self, name)}.")

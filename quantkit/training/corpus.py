@@ -146,7 +146,9 @@ def _make(
         if not count:
             raise InputError(
                 f"the {what} gives no row of {context} tokens: give more text, or a smaller "
-                "[sizes] context, or change [data] held_out."
+                "[sizes] context, or change [data] held_out. What is held out are whole documents, "
+                "files or parts of about 20,000 characters, by their hash: of few files perhaps "
+                "none; split the text into more."
             )
     generated = {}
     for name, make, share in (

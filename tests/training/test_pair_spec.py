@@ -83,6 +83,7 @@ BAD = {
     "vocabulary": ("layers = 2", "layers = 2\nvocabulary = 70000", "at most 65,536"),
     "batch 0": ("steps = 10", "steps = 10\nbatch = 0", "[training] batch: a whole number of at"),
     "rate 0": ("steps = 10", "steps = 10\nlearning_rate = 0", "learning_rate: above 0"),
+    "rate inf": ("steps = 10", "steps = 10\nlearning_rate = inf", "learning_rate: above 0"),
     "rate nan": ("steps = 10", "steps = 10\nlearning_rate = nan", "learning_rate: above 0"),
     "beta 1": ("steps = 10", "steps = 10\nbeta2 = 1.0", "[training] beta2: below 1"),
     "beta 2": ("steps = 10", "steps = 10\nbeta2 = 2.0", "[training] beta2: 0 to 1"),
