@@ -22,7 +22,7 @@ from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
 from quantkit.exporting.measure import ort_perplexity, paired_latency
 from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
 from quantkit.exporting.quantize import quantize_graph
-from quantkit.exporting.rewrite_linear import require_channels
+from quantkit.exporting.rewrite_linear import group_size_of
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
 from quantkit.models import LoadedModel, projection_modules, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
@@ -97,7 +97,7 @@ def export_and_prove(
     recipe.require_static_logits()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
-    require_channels(weight_ranges, recipe.weight_bits)
+    group_size_of(recipe, weight_ranges)
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     float_path = folder / FLOAT_FOLDER / MODEL_FILE

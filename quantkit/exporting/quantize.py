@@ -9,8 +9,10 @@ import onnx_ir as ir
 
 from quantkit.calibration import WeightRanges
 from quantkit.exporting.graphs import load_graph, remove_unused_initializers
-from quantkit.exporting.rewrite_linear import ModuleLinears, match_linears, quantize_linears
+from quantkit.exporting.linears import ModuleLinears, match_linears
+from quantkit.exporting.rewrite_linear import quantize_linears
 from quantkit.exporting.rewrite_logits import quantize_logits
+from quantkit.jobs import Storage
 from quantkit.quantization import require_known
 from quantkit.recipe import Recipe
 from quantkit.results import QuantizerInfo, Range
@@ -24,6 +26,7 @@ def quantize_graph(
     ranges: Mapping[str, Range],
     keep: Collection[str] = (),
     weight_ranges: WeightRanges | None = None,
+    storage: Storage = "qdq",
 ) -> tuple[ir.Model, list[QuantizerInfo]]:
     """Returns the graph with Q/DQ nodes where the recipe says, and one entry per quantizer.
 
@@ -33,12 +36,13 @@ def quantize_graph(
             in float.
         ranges: `Ranges.tensors`.
         keep: Names of quantizers that stay in float, as in `fake_quantized`.
-        weight_ranges: As in `fake_quantized`; one a channel.
+        weight_ranges: As in `fake_quantized`.
+        storage: How weights by group are held.
 
     Raises:
         InputError: a linear layer that the graph does not hold, a range that is missing or was
             chosen for another width, logits with a dynamic range, an unknown name in `keep`, or
-            ranges of weights by group.
+            a format that the storage cannot hold.
     """
     linear_names = [f"{kind}/{m}" for kind in ("weight", "linear_input") for m in module_linears]
     linear_keep = [name for name in keep if not name.startswith("attention_logit/")]
@@ -49,11 +53,11 @@ def quantize_graph(
         infos += quantize_linears(
             model,
             match_linears(model, module_linears),
-            weight_bits=recipe.weight_bits,
-            activation_bits=recipe.activation_bits,
+            recipe,
             ranges=ranges,
             keep=keep,
             weight_ranges=weight_ranges,
+            storage=storage,
         )
     if recipe.logits is not None:
         infos += quantize_logits(model, recipe.logits, ranges, keep)

@@ -19,6 +19,7 @@ from quantkit.jobs.choices import (
     DTYPES,
     GUARDS,
     KV_CACHE,
+    LAYOUTS,
     OPSETS,
     RANGE_GRANULARITIES,
     SHIPPED_PAIR,
@@ -27,6 +28,7 @@ from quantkit.jobs.choices import (
 )
 from quantkit.jobs.compare import PAIR_DEFAULTS, CompareJob
 from quantkit.jobs.export import ExportJob, with_attention_bits
+from quantkit.jobs.formats import EXPORT_NAMES, STORAGES, ExportFormat, Storage
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
 from quantkit.jobs.pair import ARMS, Data, PairSpec, Records, Sizes, TextSource, Training, flat
 from quantkit.jobs.sensitivity import SensitivityJob
@@ -61,8 +63,10 @@ __all__ = [
     "DEFAULT_WEIGHT_METHOD",
     "DEVICE_MAPS",
     "DTYPES",
+    "EXPORT_NAMES",
     "GUARDS",
     "KV_CACHE",
+    "LAYOUTS",
     "METHODS",
     "NOT_CONFIG",
     "OPSETS",
@@ -70,12 +74,14 @@ __all__ = [
     "RANGE_GRANULARITIES",
     "SHIPPED_PAIR",
     "STATS_POINTS",
+    "STORAGES",
     "TASKS",
     "UNTIL_STABLE_SAMPLES",
     "WEIGHT_METHODS",
     "CalibrateJob",
     "CompareJob",
     "Data",
+    "ExportFormat",
     "ExportJob",
     "IclSpec",
     "ImageClassificationSpec",
@@ -90,6 +96,7 @@ __all__ = [
     "SensitivityJob",
     "Sizes",
     "StatsJob",
+    "Storage",
     "SweepJob",
     "TaskSpec",
     "TextSource",

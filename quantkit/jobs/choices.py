@@ -42,5 +42,7 @@ STATS_POINTS: Final = (
 DEVICE_MAPS: Final = ("auto",)
 ATTENTION_BITS: Final = (16, 8, 6, 4)
 OPSETS: Final = (21, 22, 23)
+LAYOUTS: Final = ("transformers", "optimum")
+"""Whose loaders the names of an exported graph and its files are for."""
 SHIPPED_PAIR: Final = ("baseline", "diff")
 """The matched models that ship in the package; `compare` takes them when none is named."""

@@ -101,20 +101,25 @@ class Recipe:
         self.require_static_logits()
         why = self._why_not_exported()
         if why:
-            raise InputError(
-                f"recipe {self}: {why}. `quantkit sweep` measures it; export takes wN, aN and "
-                "wNaM with static inputs, and logitsN:head:static."
-            )
+            raise InputError(f"recipe {self}: {why}. `quantkit sweep` measures it.")
 
     def _why_not_exported(self) -> str:
         if isinstance(self.weights, BitsAndBytes):
             return f"{self.weights.format} is a format of bitsandbytes, which no graph holds"
-        if self.weights is not None and self.weights.group_size is not None:
-            return "weights by group are not exported"
         inputs = self.activations
-        if inputs is not None and (inputs.range == "dynamic" or inputs.symmetric):
-            return "inputs of linear layers are exported with static asymmetric ranges"
-        parts = ("queries_keys", "probabilities", "cache")
+        if inputs is not None and inputs.range == "static" and inputs.symmetric:
+            return f"static inputs are exported on the asymmetric grid: write a{inputs.bits}"
+        if inputs is not None and inputs.range == "dynamic":
+            if inputs.granularity == "tensor":
+                return (
+                    "a range of a whole call would depend on its padding and batch: write "
+                    f"a{inputs.bits}:token:symmetric"
+                )
+            if not inputs.symmetric:
+                return f"a graph has symmetric ranges a token: write a{inputs.bits}:token:symmetric"
+        if self.cache is not None and (self.cache.range == "dynamic" or self.cache.bits != 8):
+            return "a graph takes a cache of 8 bits with static ranges: write kv8:static"
+        parts = ("queries_keys", "probabilities")
         named = next((part for part in parts if getattr(self, part) is not None), "")
         return f"{named.replace('_', ' and ')} are not quantized in a graph" if named else ""
 

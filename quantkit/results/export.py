@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 
-EXPORT_SCHEMA: Final = "quantkit.export/3"
+EXPORT_SCHEMA: Final = "quantkit.export/4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,22 @@ class Parity:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """The task metric of the float and of the quantized graph."""
+    """The task metric of the float and of the quantized graph, both in ONNX Runtime.
+
+    Attributes:
+        change, change_low, change_high: What quantization changed, with its 95 % interval of paired
+            resampled units: quantized / float for a perplexity, quantized - float else. None where
+            there is one unit only, or in an older file.
+        units: What was resampled, e.g. blocks.
+    """
 
     metric: str
     float: builtins.float
     quantized: builtins.float
+    change: builtins.float | None = None
+    change_low: builtins.float | None = None
+    change_high: builtins.float | None = None
+    units: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +81,15 @@ class Export:
         domains: Operator domains of the graph.
         parity: Keyed by graph: `float`, `quantized`.
         accuracy: None where no evaluation text was given.
-        latency_ms: Milliseconds a call, keyed by `float`, `quantized`, ...
+        latency_ms: Milliseconds a call, medians of paired calls: `float` and `quantized` of a
+            prompt of `prefill_tokens`; `float_decode` and `quantized_decode` of one token behind
+            `decode_cached` others.
+        memory_bytes: Largest resident set of a process that loads the graph and runs that prompt,
+            above one that has only imported ONNX Runtime: `float`, `quantized`.
+        environment: Versions, the processor and its vector extensions.
+        storage, layout: As asked for, see `quantkit.jobs`.
+        precision: Of the floats, e.g. `float32`, or `float16` where the graph was halved.
+        searched: File with all that `auto` tried, beside this one; empty where it was not asked.
         passed: Every gate was met.
         kept: Names of quantizers of the recipe that were left in float.
         smoothed: Migration strength (alpha) of each group of linear layers whose input's scales
@@ -93,6 +112,12 @@ class Export:
     kept: list[str] = field(default_factory=list)
     smoothed: dict[str, builtins.float] = field(default_factory=dict)
     ranges_sha256: str = ""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    storage: str = "qdq"
+    layout: str = "transformers"
+    precision: str = "float32"
+    searched: str = ""
 
-    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.export/1", "quantkit.export/2")
+    OLDER: ClassVar[tuple[str, ...]] = tuple(f"quantkit.export/{n}" for n in (1, 2, 3))
     """Schemas that are read too; what they lack has its default."""
