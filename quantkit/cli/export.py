@@ -15,6 +15,13 @@ def export(
     model: options.Model,
     quantize: options.Quantize = "w8a8",
     attention_bits: options.AttentionBits = 16,
+    max_drop: options.MaxDrop = None,
+    task: options.AutoTask = "perplexity",
+    search_samples: options.SearchSamples = 16,
+    storage: options.StorageOption = None,
+    layout: options.Layout = "transformers",
+    method: options.ExportMethod = "minmax",
+    tokenizer: options.Tokenizer = None,
     ranges: options.Ranges = None,
     keep: options.Keep = None,
     calib: options.Calib = DEFAULT_TEXT,
@@ -41,14 +48,22 @@ def export(
 
     \b
     Examples:
-      quantkit export smollm2 --quantize w8a8
+      quantkit export smollm2 --quantize auto --max-drop 2%
+      quantkit export ./my-model --quantize w8a8-dynamic
       quantkit export ./my-model --quantize w8a8 --attention-bits 8 --calib corpus.txt
       quantkit export ./my-model --ranges reports/my-ranges --keep reports/my-sensitivity
-      quantkit export ./my-model --quantize none --out onnx/my-model
+      quantkit export encoder.onnx --quantize w8a8 --calib samples.npz
     """
     job = ExportJob(
         model=model,
         recipe=quantize,
+        max_drop=None if max_drop is None else options.share("max-drop", max_drop),
+        task=task,
+        search_samples=search_samples,
+        storage=storage,
+        layout=layout,
+        method=method,
+        tokenizer=tokenizer,
         ranges=ranges,
         keep=() if keep is None else options.words("keep", keep),
         allow_overlap=allow_overlap,

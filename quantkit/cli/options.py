@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quantkit.errors import InputError
-from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES
+from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES, EXPORT_NAMES, LAYOUTS, STORAGES
 
 MODEL_WORDS = (
     "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
@@ -135,7 +135,67 @@ Quantize = Annotated[
     typer.Option(
         "--quantize",
         metavar="RECIPE",
-        help="What to quantize: none, w8a8, w8, w8a8+logits6:head:static.",
+        help="What to quantize: a recipe such as w8a8, w8, w4:group32, w8a8+logits6:head:static; a "
+        f"name ({', '.join(EXPORT_NAMES)}); 16 for half precision; none; or auto, which needs "
+        "--max-drop. Logits on a grid show what integer hardware will compute; no CPU gets faster.",
+    ),
+]
+MaxDrop = Annotated[
+    str | None,
+    typer.Option(
+        "--max-drop",
+        metavar="SHARE",
+        show_default=False,
+        help="Of --quantize auto: what the metric may lose, e.g. 1%: relative for perplexity, in "
+        "points for accuracies. The fastest graph within it is written.",
+    ),
+]
+AutoTask = Annotated[
+    str,
+    typer.Option(
+        "--task", metavar="TASK", help="Of --quantize auto: what is measured, as in a sweep."
+    ),
+]
+SearchSamples = Annotated[
+    int,
+    typer.Option(
+        "--search-samples",
+        metavar="N",
+        help="Of --quantize auto: blocks that the choice is made on, between calibration's and "
+        "evaluation's.",
+    ),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="FORM",
+        show_default=False,
+        help=f"How weights by group are held: {', '.join(STORAGES)}. Default: qdq, standard "
+        "operators; matmulnbits is ONNX Runtime's own.",
+    ),
+]
+Layout = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="NAME",
+        help=f"Whose loaders the names and files are for: {', '.join(LAYOUTS)}.",
+    ),
+]
+ExportMethod = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="METHOD", help="How static ranges are chosen, as in calibrate."
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR",
+        show_default=False,
+        help="Folder with the tokenizer of an .onnx file that reads text. Default: the file's own.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the bootstrap resampling.")]

@@ -4,7 +4,15 @@ from quantkit.exporting.float_export import DEFAULT_OPSET, export_float
 from quantkit.exporting.forced import StepAgreement, forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
 from quantkit.exporting.linears import find_linears, match_linears
-from quantkit.exporting.measure import ort_perplexity, paired_latency
+from quantkit.exporting.logits import find_logits
+from quantkit.exporting.measure import (
+    block_scores,
+    change_of,
+    latency,
+    ort_perplexity,
+    paired_latency,
+    perplexity_of,
+)
 from quantkit.exporting.parity import (
     FLOAT_GATE,
     QUANTIZED_GATE,
@@ -13,27 +21,37 @@ from quantkit.exporting.parity import (
     check_parity,
     compare_logits,
 )
+from quantkit.exporting.peak import feeds_memory, memory
+from quantkit.exporting.proof import LATENCY_TOKENS, export_float_once, float_path
 from quantkit.exporting.quantize import quantize_graph
-from quantkit.exporting.rewrite_logits import find_logits
 
 __all__ = [
     "DEFAULT_OPSET",
     "FLOAT_GATE",
+    "LATENCY_TOKENS",
     "MODEL_FILE",
     "QUANTIZED_GATE",
     "Agreement",
     "Gate",
     "StepAgreement",
+    "block_scores",
+    "change_of",
     "check_parity",
     "compare_logits",
     "export_float",
+    "export_float_once",
+    "feeds_memory",
     "find_linears",
     "find_logits",
+    "float_path",
     "forced_parity",
+    "latency",
     "load_graph",
     "match_linears",
+    "memory",
     "ort_perplexity",
     "paired_latency",
+    "perplexity_of",
     "quantize_graph",
     "save_graph",
 ]

@@ -27,15 +27,18 @@ from transformers import PreTrainedModel
 
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
+from quantkit.exporting.forced_attention import ForcedAttention
 from quantkit.exporting.graphs import save_graph, scopes_of
 from quantkit.exporting.parity import QUANTIZED_GATE, Batch, Gate, compare_logits
+from quantkit.exporting.rewrite_cache import PREFIXES
+from quantkit.exporting.rewrite_tokens import UNIT
+from quantkit.models import attention_modules, layout_of
 from quantkit.onnx_runtime import open_decoder
-from quantkit.probes import Activation, AttentionLogits, LogitTile, LogitTransform, attach
+from quantkit.probes import Activation, attach
 from quantkit.quantization import (
     Counter,
     fake_quantized,
     input_quantizer,
-    logit_quantizer,
 )
 from quantkit.recipe import Recipe
 from quantkit.results import Parity, Range
@@ -78,18 +81,37 @@ class StepAgreement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tap:
-    """Where a quantized tensor can be read: integers with their grid, or the real values."""
+    """Where a quantized tensor can be read: integers with their grid, or the real values.
+
+    Attributes:
+        unit: Output with the range `[..., 1]` by which the graph divided before the grid; None:
+            it did not.
+    """
 
     output: str
     scale: Tensor
     zero_point: Tensor
     is_integer: bool
+    unit: str | None = None
 
-    def real(self, array: Any) -> Tensor:
-        values = torch.from_numpy(np.asarray(array))
+    def real(self, arrays: Mapping[str, Any]) -> Tensor:
+        """Returns the real numbers that the integers stand for."""
+        values = torch.from_numpy(np.asarray(arrays[self.output]))
         if not self.is_integer:
-            return values.float()
-        return (values.to(torch.int32) - self.zero_point).float() * self.scale
+            return values.float() if self.unit is None else values.float() * self._unit(arrays)
+        return (values.to(torch.int32) - self.zero_point).float() * self.step(arrays)
+
+    def step(self, arrays: Mapping[str, Any]) -> Tensor:
+        """Returns the distance of two integers, to be broadcast with `real`."""
+        return self.scale if self.unit is None else self.scale * self._unit(arrays)
+
+    def _unit(self, arrays: Mapping[str, Any]) -> Tensor:
+        return torch.from_numpy(np.asarray(arrays[str(self.unit)])).float()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that has to be read."""
+        return (self.output,) if self.unit is None else (self.output, self.unit)
 
 
 def forced_parity(
@@ -121,13 +143,13 @@ def forced_parity(
     with tempfile.TemporaryDirectory() as folder:
         logits, arrays = _run_tapped(save_graph(tapped, Path(folder)), batch, taps)
     steps: list[StepAgreement] = []
-    seen: set[tuple[str, int]] = set()
     points: dict[str, Any] = {}
 
-    def tap(name: str) -> Tensor:
+    def tap(name: str) -> tuple[Tensor, Tensor]:
         if name not in taps:
             raise InputError(f"the graph holds no quantizer {name!r}, which the recipe asks for.")
-        return taps[name].real(arrays[taps[name].output])
+        real = taps[name].real(arrays)
+        return real, taps[name].step(arrays).broadcast_to(real.shape)
 
     if recipe.activations is not None:
         quantizer = input_quantizer(recipe.activations, ranges, Counter())
@@ -137,40 +159,28 @@ def forced_parity(
             if name in keep:
                 return None
             ours = quantizer(visit)
-            theirs = tap(name).reshape(ours.shape)  # a Gemm has all tokens in one axis
+            # a Gemm has all tokens in one axis
+            theirs, step = (part.reshape(ours.shape) for part in tap(name))
             real = visit.real[..., None].expand_as(ours)
-            steps.append(_compare(name, ours[real], theirs[real], taps[name].scale))
+            steps.append(_steps(name, ((ours - theirs) / step)[real]))
             return theirs
 
         points["linear_input"] = force_input
-    if recipe.logits is not None:
-        make = logit_quantizer(recipe.logits, ranges)
-
-        def force_logits(call: AttentionLogits) -> LogitTransform | None:
-            if f"attention_logit/{call.layer}/map {call.map}" in keep:
-                return None
-            name = f"attention_logit/{call.layer}"
-            heads = slice((call.map - 1) * call.heads, call.map * call.heads)
-            theirs = tap(name)[:, heads]
-            transform = make(call)
-            scale = taps[name].scale
-            scale = scale if scale.numel() == 1 else scale[:, heads]
-
-            def force(tile: LogitTile) -> Tensor:
-                rows, keys = tile.logits.shape[2:]
-                part = theirs[:, :, tile.start : tile.start + rows, :keys]
-                ours = transform(tile)
-                valid = tile.valid.expand_as(ours)
-                label = f"{name}/map {call.map}"
-                distance = (ours - part) / scale
-                if (label, tile.start) not in seen:  # a layer may use its logits twice
-                    seen.add((label, tile.start))
-                    steps.append(_steps(label, distance[valid]))
-                return part
-
-            return force
-
-        points["attention_logit"] = force_logits
+    if recipe.logits is not None or recipe.cache is not None:
+        attention = ForcedAttention(
+            recipe=recipe,
+            ranges=ranges,
+            keep=keep,
+            parts={
+                layer: layout_of(module).calls_per_layer
+                for layer, (_, module) in enumerate(attention_modules(model))
+            },
+            tap=tap,
+            record=lambda name, distance: steps.append(_steps(name, distance)),
+        )
+        points["attention_logit"] = attention.edit
+        if recipe.cache is not None:
+            points["attention_value"] = attention.value
     weights = Recipe(weights=recipe.weights)
     with (
         torch.inference_mode(),
@@ -198,8 +208,8 @@ def _run_tapped(
     path: Path, batch: Batch, taps: Mapping[str, _Tap]
 ) -> tuple[Tensor, dict[str, Any]]:
     """Returns (logits, value of each tap's output) of one run with an empty cache."""
-    decoder = open_decoder(path, extra_outputs={tap.output for tap in taps.values()})
-    wanted = sorted({tap.output for tap in taps.values()})
+    wanted = sorted({output for tap in taps.values() for output in tap.outputs})
+    decoder = open_decoder(path, extra_outputs=wanted)
     ids = batch.input_ids.numpy().astype(np.int64)
     mask = batch.attention_mask.numpy().astype(np.int64)
     values = decoder.run_named([decoder.layout.logits, *wanted], ids, mask)
@@ -217,10 +227,13 @@ def _taps(model: ir.Model, modules: set[str]) -> dict[str, _Tap]:
         if integers.const_value is not None:  # a weight
             continue
         for name in _quantizer_names(node, modules):
-            is_integer = integers.dtype in _READABLE
+            # a cache's integers are an output already, which the decoder's layout counts as such
+            is_integer = integers.dtype in _READABLE and not integers.is_graph_output()
             value = integers if is_integer else node.outputs[0]
+            unit = _unit_of(node)
             scale, zero_point = (_constant(node.inputs[index]) for index in (1, 2))
-            shape = (1, -1, 1, 1) if scale.dim() == 1 else ()
+            axis = node.attributes.get_int("axis", 1)
+            shape = [-1 if i == axis else 1 for i in range(4)] if scale.dim() == 1 else []
             taps.setdefault(
                 name,
                 _Tap(
@@ -228,20 +241,41 @@ def _taps(model: ir.Model, modules: set[str]) -> dict[str, _Tap]:
                     scale=scale.float().reshape(shape),
                     zero_point=zero_point.to(torch.int32).reshape(shape),
                     is_integer=is_integer,
+                    unit=None if unit is None else str(unit.name),
                 ),
             )
-            if taps[name].output == value.name and value.name not in added:
-                added.add(str(value.name))
-                model.graph.outputs.append(value)
+            for read in (value, unit) if taps[name].output == value.name else ():
+                if read is not None and read.name not in added:
+                    added.add(str(read.name))
+                    model.graph.outputs.append(read)
     return taps
 
 
-def _quantizer_names(node: ir.Node, modules: set[str]) -> list[str]:
-    """Returns the names of the quantizers that end in this DequantizeLinear."""
+def _quantize_of(node: ir.Node) -> ir.Node | None:
+    """Returns the QuantizeLinear whose integers this DequantizeLinear turns back."""
     producer = node.inputs[0].producer() if node.inputs[0] is not None else None
     while producer is not None and producer.op_type != "QuantizeLinear":
         first = producer.inputs[0]
         producer = first.producer() if first is not None else None
+    return producer
+
+
+def _unit_of(node: ir.Node) -> ir.Value | None:
+    """Returns the range by which a dynamic rewrite divides, of a token or of logits, if it did."""
+    divided = _quantize_of(node)
+    while divided is not None and divided.op_type in ("QuantizeLinear", "Max", "Min"):
+        source = divided.inputs[0]  # of Max and Min: the clip of a grid below 4 or 16 bits
+        divided = None if source is None else source.producer()
+    if divided is None or not (divided.name or "").endswith(UNIT):
+        return None
+    return divided.inputs[1]
+
+
+def _quantizer_names(node: ir.Node, modules: set[str]) -> list[str]:
+    """Returns the names of the quantizers that end in this DequantizeLinear."""
+    if (node.name or "").startswith(PREFIXES):
+        return [str(node.name).removesuffix("/dequantize")]
+    producer = _quantize_of(node)
     if producer is None or not producer.name:
         return []
     name = producer.name.removesuffix("/quantize")
@@ -256,10 +290,6 @@ def _constant(value: ir.Value | None) -> Tensor:
     assert value is not None and value.const_value is not None  # this package wrote the node
     array = np.array(value.const_value.numpy())
     return torch.from_numpy(array if array.dtype == np.float32 else array.astype(np.int32))
-
-
-def _compare(name: str, ours: Tensor, theirs: Tensor, scale: Tensor) -> StepAgreement:
-    return _steps(name, (ours - theirs) / scale)
 
 
 def _steps(name: str, distance: Tensor) -> StepAgreement:

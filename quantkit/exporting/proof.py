@@ -19,11 +19,13 @@ from quantkit.calibration import WeightRanges
 from quantkit.exporting.float_export import export_float
 from quantkit.exporting.forced import forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.logits import maps_of
 from quantkit.exporting.measure import ort_perplexity, paired_latency
-from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity
+from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity, in_two_calls
 from quantkit.exporting.quantize import quantize_graph
 from quantkit.exporting.rewrite_linear import group_size_of
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
+from quantkit.jobs import Storage
 from quantkit.models import LoadedModel, projection_modules, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.progress import Progress, silent
@@ -76,6 +78,8 @@ def export_and_prove(
     keep: Collection[str] = (),
     smoothing: Mapping[str, Smoothing] | None = None,
     weight_ranges: WeightRanges | None = None,
+    storage: Storage = "qdq",
+    seed: int = 0,
     progress: Progress = silent,
 ) -> Export:
     """Writes `float/model.onnx` and, for a quantizing recipe, `model.onnx`; returns what they are.
@@ -94,31 +98,31 @@ def export_and_prove(
         InputError: what the recipe needs is missing from the ranges, or it cannot be exported, as
             weights with ranges by group.
     """
-    recipe.require_static_logits()
+    recipe.require_exportable()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
     group_size_of(recipe, weight_ranges)
     steps = 5
     progress(f"exporting {loaded.name}: float graph", 0, steps)
-    float_path = folder / FLOAT_FOLDER / MODEL_FILE
     batch = parity_batch(evaluation)
     with smoothed(loaded.model, smoothing):
-        _export_float(loaded, float_path, opset, smoothing_digest(smoothing))
+        float_graph = export_float_once(loaded, folder, opset=opset, smoothing=smoothing)
     progress(f"exporting {loaded.name}: float parity", 1, steps)
-    float_session = open_decoder(float_path)
+    float_session = open_decoder(float_graph)
     parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch, FLOAT_GATE)}
     quantizers: list[QuantizerInfo] = []
-    model_path, session = float_path, float_session
+    model_path, session = float_graph, float_session
     if not recipe.is_float:
         with smoothed(loaded.model, smoothing):
             progress(f"exporting {loaded.name}: {recipe}", 2, steps)
             graph, quantizers = quantize_graph(
-                float_path,
+                float_graph,
                 module_linears=dict(projection_modules(loaded.model)),
                 recipe=recipe,
                 ranges=ranges.tensors,
                 keep=keep,
                 weight_ranges=weight_ranges,
+                maps=maps_of(loaded.model),
             )
             model_path = save_graph(graph, folder)
             session = open_decoder(model_path)
@@ -162,15 +166,29 @@ def export_and_prove(
         passed=all(entry.passed for entries in parity.values() for entry in entries),
         kept=[name for name in quantizer_names(loaded.model, recipe) if name in keep],
         smoothed={name: group.alpha for name, group in smoothing.items()},
+        storage=storage,
     )
 
 
-def _export_float(loaded: LoadedModel, path: Path, opset: int, smoothing: str) -> None:
-    """Writes the float graph, unless the one that is there has the same smoothing."""
-    if path.is_file() and load_graph(path).metadata_props.get(SMOOTHING_KEY, "") == smoothing:
-        return
-    metadata = {SMOOTHING_KEY: smoothing} if smoothing else {}
-    export_float(loaded.model, path.parent, opset=opset, metadata=metadata)
+def float_path(folder: Path) -> Path:
+    """Returns where a run's float graph is."""
+    return folder / FLOAT_FOLDER / MODEL_FILE
+
+
+def export_float_once(
+    loaded: LoadedModel, folder: Path, *, opset: int, smoothing: Mapping[str, Smoothing]
+) -> Path:
+    """Writes the float graph of the smoothed model, unless it is there; returns its path.
+
+    Args:
+        smoothing: What the model has been smoothed with, for the graph to say.
+    """
+    path, digest = float_path(folder), smoothing_digest(smoothing)
+    is_there = path.is_file()
+    if not is_there or load_graph(path).metadata_props.get(SMOOTHING_KEY, "") != digest:
+        metadata = {SMOOTHING_KEY: digest} if digest else {}
+        export_float(loaded.model, path.parent, opset=opset, metadata=metadata)
+    return path
 
 
 def parity_batch(text: TokenSlice) -> TokenBatch:
@@ -206,8 +224,25 @@ def _parity(
             logits: Tensor = output.logits
             return logits.float().cpu()
 
+    def cached_forward(ids: Tensor, mask: Tensor, cached: int) -> Tensor:
+        on_device = (ids.to(model.device), mask.to(model.device))
+        with (
+            torch.inference_mode(),
+            fake_quantized(model, recipe, ranges, keep=keep, weight_ranges=weight_ranges),
+        ):
+            return in_two_calls(model, *on_device, cached).float().cpu()
+
     reference = "torch float" if recipe.is_float else f"torch fake-quantized {recipe}"
-    return check_parity(session, forward, [batch], gate, reference=reference)
+    logits = recipe.logits
+    is_of_a_call = logits is not None and logits.range == "dynamic" and logits.granularity != "row"
+    return check_parity(
+        session,
+        forward,
+        [batch],
+        gate,
+        reference=reference,
+        cached_forward=cached_forward if is_of_a_call else None,
+    )
 
 
 def _own_parity(own: Agreement, batch: TokenBatch) -> Parity:

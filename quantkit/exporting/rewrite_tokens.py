@@ -26,6 +26,10 @@ TINY: Final = float(np.finfo(np.float32).tiny)
 """Least range: a token of zeros stays zeros, and nothing is divided by 0."""
 
 
+UNIT: Final = "/unit"
+"""How the name ends of the node that divides a tensor by its range."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenGrid:
     """A tensor over its range a token, as integers, and that range `[..., 1]`."""
@@ -73,7 +77,7 @@ def _token_grid(
         "ReduceMax", [size.outputs[0], axes], {"keepdims": 1}, name=f"{name}/reduce_max"
     )
     absmax = ir.node("Max", [largest.outputs[0], least], name=f"{name}/absmax")
-    unit = ir.node("Div", [source, absmax.outputs[0]], name=f"{name}/unit")
+    unit = ir.node("Div", [source, absmax.outputs[0]], name=f"{name}{UNIT}")
     for node in (size, largest, absmax, unit):
         node.outputs[0].name = f"{node.name}_output"
         node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)

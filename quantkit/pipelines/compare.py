@@ -9,7 +9,7 @@ from typing import Final
 
 from quantkit.jobs import CompareJob
 from quantkit.models import LoadedModel, pair_results
-from quantkit.pipelines.export import export_into, ranges_into, require_passed, two_slices
+from quantkit.pipelines.export import How, export_into, ranges_into, require_passed, two_slices
 from quantkit.pipelines.runs import running
 from quantkit.pipelines.stats import stats_into
 from quantkit.pipelines.sweep import recipes_of, sweep_into
@@ -64,7 +64,8 @@ def _one_model(loaded: LoadedModel, job: CompareJob, folder: Path, progress: Pro
         both_readings=job.both_readings,
     )
     ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
-    export_into(loaded, held, ranges, folder, job, progress)
+    how = How(recipe=job.full_recipe)
+    export_into(loaded, held, ranges, folder, job, progress, how=how)
 
 
 def _training_into(folder: Path, models: Sequence[LoadedModel]) -> None:

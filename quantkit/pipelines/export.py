@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
 from quantkit.calibration import RangePlan, WeightRanges
 from quantkit.errors import GateError
+from quantkit.exporting import MODEL_FILE
 from quantkit.exporting.proof import export_and_prove
-from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob
+from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob, Storage
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
+from quantkit.pipelines.auto import AUTO_FILE, search_export
 from quantkit.pipelines.calibrate import calibrate
 from quantkit.pipelines.held_out import (
     HeldOut,
@@ -26,8 +29,12 @@ from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
 from quantkit.quantization import require_ranges
-from quantkit.results import Export, Ranges, read_json, write_json
+from quantkit.recipe import Recipe
+from quantkit.results import AutoResult, Export, Ranges, read_json, write_json
 from quantkit.sweeps import digest_of
+
+RESULT: Final = "export.json"
+PERPLEXITY: Final = "perplexity"
 
 
 def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
@@ -39,19 +46,43 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
     with running("export", job) as run:
         keep = kept_in_float(job.keep)
         if run.finished and job.ranges is not None:
-            path = run.folder / "export.json"
+            path = run.folder / RESULT
             now = digest_of(read_ranges(job.ranges), keep)
             require_unchanged(path, read_json(path, Export).ranges_sha256, now)
         if not run.finished:
-            loaded = load_decoder(job.model, job)
-            ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
-            weights = None if job.ranges is None else read_weights(job.ranges, ranges)
-            export_into(
-                loaded, held, ranges, run.folder, job, progress, keep=keep, weight_ranges=weights
-            )
+            if job.is_graph:
+                from quantkit.pipelines.export_graph import export_graph_into
+
+                write_json(run.folder / RESULT, export_graph_into(job, run.folder, progress))
+            elif job.format.is_auto:
+                _search_and_export(job, run.folder, progress)
+            else:
+                loaded = load_decoder(job.model, job)
+                ranges, held = _ranges_and_text(job, loaded, run.folder, progress)
+                weights = None if job.ranges is None else read_weights(job.ranges, ranges)
+                export_into(
+                    loaded,
+                    held,
+                    ranges,
+                    run.folder,
+                    job,
+                    progress,
+                    how=How(recipe=job.full_recipe, keep=keep, storage=job.format.storage),
+                    weight_ranges=weights,
+                )
             run.finish()
         require_passed(run.folder)
+        require_within(run.folder, job)
         return run.folder
+
+
+def _search_and_export(job: ExportJob, folder: Path, progress: Progress) -> None:
+    loaded = load_decoder(job.model, job)
+    chosen = search_export(job, loaded, folder, progress)
+    one = chosen.candidate
+    how = How(recipe=one.recipe, keep=one.keep, storage=one.storage, searched=AUTO_FILE)
+    export_into(loaded, chosen.held, chosen.ranges, folder, job, progress, how=how)
+    chosen.finish(folder / MODEL_FILE)
 
 
 def _ranges_and_text(
@@ -69,7 +100,8 @@ def _ranges_and_text(
             job.bos,
             allow_overlap=job.allow_overlap,
         )
-        return ranges_into(loaded, calib, folder, job.batch_size, progress), held
+        ranges = ranges_into(loaded, calib, folder, job.batch_size, progress, method=job.method)
+        return ranges, held
     ranges = read_ranges(job.ranges)
     held = held_out(
         job.eval,
@@ -110,13 +142,29 @@ def two_slices(
 
 
 def ranges_into(
-    loaded: LoadedModel, text: TokenSlice, folder: Path, batch_size: int, progress: Progress
+    loaded: LoadedModel,
+    text: TokenSlice,
+    folder: Path,
+    batch_size: int,
+    progress: Progress,
+    *,
+    method: str = "minmax",
 ) -> Ranges:
     path = folder / "ranges.json"
     if path.exists():
         return same_source(path, read_json(path, Ranges), loaded, text)
-    plan = RangePlan(methods=parse_methods("minmax", CALIBRATION_POINTS))
+    plan = RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
     return calibrate(loaded, text, folder, plan=plan, batch_size=batch_size, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What a graph is made of; `searched`: the file that says why."""
+
+    recipe: Recipe
+    keep: Sequence[str] = ()
+    storage: Storage = "qdq"
+    searched: str = ""
 
 
 def export_into(
@@ -127,34 +175,39 @@ def export_into(
     job: ExportJob | CompareJob,
     progress: Progress,
     *,
-    keep: Sequence[str] = (),
+    how: How,
     weight_ranges: WeightRanges | None = None,
 ) -> Export:
-    path = folder / "export.json"
+    path = folder / RESULT
     if path.exists():
         return same_source(path, read_json(path, Export), loaded, held.text)
-    require_ranges(loaded.model, job.full_recipe, ranges.tensors, keep=keep)
+    require_ranges(loaded.model, how.recipe, ranges.tensors, keep=how.keep)
     exported = export_and_prove(
         loaded,
         held.text,
         ranges,
         folder,
-        recipe=job.full_recipe,
+        recipe=how.recipe,
         opset=job.opset,
         batch_size=job.batch_size,
-        keep=keep,
+        keep=how.keep,
+        storage=how.storage,
         weight_ranges=weight_ranges,
+        seed=job.seed,
         progress=progress,
     )
     exported = replace(
-        exported, data=held.noted(exported.data), ranges_sha256=digest_of(ranges, keep)
+        exported,
+        data=held.noted(exported.data),
+        ranges_sha256=digest_of(ranges, how.keep),
+        searched=how.searched,
     )
     write_json(path, exported)
     return exported
 
 
 def require_passed(folder: Path) -> None:
-    export = read_json(folder / "export.json", Export)
+    export = read_json(folder / RESULT, Export)
     if not export.passed:
         failed = [
             f"{name} (batch {parity.batch}, {parity.seq_len} tokens: cosine {parity.cosine:.6f}, "
@@ -166,4 +219,21 @@ def require_passed(folder: Path) -> None:
         raise GateError(
             f"{folder}: the exported graph is outside the parity gates: {failed[0]}; the files "
             "stay, see export.json and quantizers.json."
+        )
+
+
+def require_within(folder: Path, job: ExportJob) -> None:
+    """Raises GateError where what `auto` chose loses more than the budget on unseen text."""
+    accuracy = read_json(folder / RESULT, Export).accuracy
+    if job.max_drop is None or not job.format.is_auto:
+        return
+    reported = read_json(folder / AUTO_FILE, AutoResult).reported or accuracy
+    if reported is None or reported.change is None:
+        return
+    loss = reported.change - 1.0 if reported.metric == PERPLEXITY else -reported.change
+    if loss > job.max_drop:
+        raise GateError(
+            f"{folder}: {reported.metric} {reported.float:.4g} became {reported.quantized:.4g} on "
+            f"text that took no part in the choice, a loss of {loss:.4g}: the budget is "
+            f"{job.max_drop:.4g}. The files stay; search on more (--search-samples)."
         )

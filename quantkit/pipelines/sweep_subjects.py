@@ -111,7 +111,7 @@ def subjects_of(
 
 
 def _subject(job: SweepJob, one: Prepared, keep: Sequence[str], seen: str) -> Subject:
-    tasks = [_task(spec, job, one, seen) for spec in job.specs]
+    tasks = [task_of(spec, job, one, seen) for spec in job.specs]
     data = {}
     if one.held is not None:
         data = {
@@ -291,7 +291,7 @@ def seen_text(job: SweepJob, loaded: LoadedModel, calibrated: Calibrated | None)
     return text if paragraph < 0 else text[:paragraph]
 
 
-def _task(spec: TaskSpec, job: SweepJob, one: Prepared, seen: str) -> Task[Any]:
+def task_of(spec: TaskSpec, job: SweepJob, one: Prepared, seen: str) -> Task[Any]:
     """Returns the items of one task, ready for the model."""
     loaded = one.loaded
     if isinstance(spec, ImageClassificationSpec):

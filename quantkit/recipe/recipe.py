@@ -87,18 +87,8 @@ class Recipe:
         parts = (self.activations, self.logits, self.probabilities, self.cache)
         return any(part is not None and part.range == "static" for part in parts)
 
-    def require_static_logits(self) -> None:
-        """Raises InputError if the logits have a dynamic range, which a graph cannot hold."""
-        if self.logits is not None and self.logits.range == "dynamic":
-            grid = "" if self.logits.symmetric else ":asymmetric"
-            raise InputError(
-                f"recipe {self}: a graph takes static ranges of logits; write "
-                f"logits{self.logits.bits}:head:static{grid}, or use --attention-bits."
-            )
-
     def require_exportable(self) -> None:
         """Raises InputError for what an exported graph cannot hold in this version."""
-        self.require_static_logits()
         why = self._why_not_exported()
         if why:
             raise InputError(f"recipe {self}: {why}. `quantkit sweep` measures it.")
@@ -117,6 +107,12 @@ class Recipe:
                 )
             if not inputs.symmetric:
                 return f"a graph has symmetric ranges a token: write a{inputs.bits}:token:symmetric"
+        logits = self.logits
+        if logits is not None and logits.range == "dynamic" and not logits.symmetric:
+            return (
+                "a graph has dynamic ranges of logits on symmetric grids only: write "
+                f"logits{logits.bits}:head:static:asymmetric, or leave asymmetric out"
+            )
         if self.cache is not None and (self.cache.range == "dynamic" or self.cache.bits != 8):
             return "a graph takes a cache of 8 bits with static ranges: write kv8:static"
         parts = ("queries_keys", "probabilities")

@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from quantkit.errors import InputError
 from quantkit.results import (
+    AutoResult,
     Calibration,
     Curves,
     Export,
@@ -24,12 +25,16 @@ from quantkit.results import (
 )
 
 T = TypeVar("T")
-U = TypeVar("U", Stats, Ranges, Calibration, Sensitivity, Sweep, Export, TrainingResult)
+U = TypeVar("U", AutoResult, Stats, Ranges, Calibration, Sensitivity, Sweep, Export, TrainingResult)
 
 FILE_NAMES: Final = (
     "stats.json", "ranges.json", "calibration.json", "sensitivity.json", "sweep.json",
-    "export.json", "curves.jsonl", "training.json", "training-seeds.json", "sweep-seeds.json",
+    "export.json", "auto.json", "curves.jsonl", "training.json", "training-seeds.json",
+    "sweep-seeds.json",
 )  # fmt: skip
+
+SEARCH_FOLDER: Final = "search"
+"""Where `--quantize auto` keeps what it tried on the way; what it found stands in `auto.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,7 @@ class Run:
     sensitivities: tuple[Found[Sensitivity], ...] = ()
     sweeps: tuple[Found[Sweep], ...] = ()
     exports: tuple[Found[Export], ...] = ()
+    searches: tuple[Found[AutoResult], ...] = ()
     curves: tuple[Found[Curves], ...] = ()
     trainings: tuple[Found[TrainingResult], ...] = ()
     seed_trainings: tuple[Found[TrainingResult], ...] = ()
@@ -85,7 +91,12 @@ def collect(run_folders: Sequence[Path]) -> Run:
         if folder.is_file():
             found = [folder]
         elif folder.is_dir():
-            found = sorted(path for name in FILE_NAMES for path in folder.rglob(name))
+            found = sorted(
+                path
+                for name in FILE_NAMES
+                for path in folder.rglob(name)
+                if SEARCH_FOLDER not in path.relative_to(folder).parts
+            )
         else:
             raise InputError(f"no such run folder: {folder}.")
         for path in found:
@@ -105,6 +116,7 @@ def collect(run_folders: Sequence[Path]) -> Run:
         sensitivities=_read(files, "sensitivity.json", Sensitivity),
         sweeps=_read(files, "sweep.json", Sweep),
         exports=_read(files, "export.json", Export),
+        searches=_read(files, "auto.json", AutoResult),
         curves=tuple(
             Found(place=label, result=read_curves(path))
             for label, path in files.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from quantkit.reporting import (
+    auto_tables,
     calibration_charts,
     calibration_notes,
     calibration_tables,
@@ -65,13 +66,17 @@ def _stages(run: Run, pair: Pair | None) -> tuple[Section, ...]:
             name="export",
             title="Export",
             tables=_filled(
+                *auto_tables.auto_tables(run),
                 export_tables.export_table(run),
                 export_tables.parity_table(run),
                 export_tables.latency_table(run),
                 export_tables.file_table(run),
             ),
             missing="No export.json was found. `quantkit export MODEL --quantize w8a8` writes it.",
-            notes=export_tables.notes(run),
+            notes=(
+                *(note for found in run.searches for note in auto_tables.auto_notes(found.result)),
+                *export_tables.notes(run),
+            ),
             folded=_filled(export_tables.kept_table(run), export_tables.smoothed_table(run)),
         ),
         _calibration(run),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from quantkit.reporting.auto_tables import auto_notes, auto_table
 from quantkit.reporting.collect import Run, collect
 from quantkit.reporting.data_notes import overlaps
 from quantkit.reporting.export_tables import export_table, notes, parity_table
@@ -172,14 +173,18 @@ def _ranges(run: Run) -> str:
 
 
 def export_text(run_folder: Path) -> str:
-    """Returns what was exported, what was left in float or smoothed, and the parity.
+    """Returns what was tried and exported, left in float or smoothed, and the parity.
 
-    "" where there is no `export.json`.
+    "" where there is neither `auto.json` nor `export.json`.
     """
     run = collect([run_folder])
+    parts = [
+        plain_table(auto_table(found.result)) + _lines(auto_notes(found.result))
+        for found in run.searches
+    ]
     if not run.exports:
-        return ""
-    parts = [plain_table(export_table(run)) + _lines(notes(run))]
+        return "\n".join(parts)
+    parts += [plain_table(export_table(run)) + _lines(notes(run))]
     parts += [plain_table(table) for table in [parity_table(run)] if table.rows]
     return "\n".join(parts) + _lines(_overlaps(Run(exports=run.exports)))
 

@@ -8,10 +8,13 @@
 | `sweep.json` | `Sweep` | `quantkit sweep` |
 | `sensitivity.json` | `Sensitivity` | `quantkit sensitivity` |
 | `export.json` | `Export` | `quantkit export` |
+| `diagnosis.json` | `Diagnosis` | `quantkit diagnose` |
+| `auto.json` | `AutoResult` | `quantkit export --quantize auto` |
 | `training.json` | `TrainingResult` | `quantkit train` |
 | `curves.jsonl` | `Curves` | `quantkit.monitoring` |
 """
 
+from quantkit.results.auto import AutoResult, Trial
 from quantkit.results.calibration import (
     Calibration,
     DrawnHistogram,
@@ -28,7 +31,22 @@ from quantkit.results.curves import (
     prepare_curves,
     read_curves,
 )
-from quantkit.results.export import Accuracy, Export, FileInfo, Parity, QuantizerInfo
+from quantkit.results.diagnosis import (
+    Diagnosis,
+    Finding,
+    GraphInfo,
+    QuantizerDiagnosis,
+    TensorError,
+)
+from quantkit.results.export import (
+    Accuracy,
+    Component,
+    ComponentMetadata,
+    Export,
+    FileInfo,
+    Parity,
+    QuantizerInfo,
+)
 from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.io import (
     decode,
@@ -82,20 +100,26 @@ __all__ = [
     "TOP_RANKS",
     "Accuracy",
     "AttentionMass",
+    "AutoResult",
     "Calibration",
     "Cell",
     "ChanceVerdict",
+    "Component",
+    "ComponentMetadata",
     "CorpusInfo",
     "CurveStep",
     "Curves",
     "CurvesHeader",
     "DataInfo",
     "Delta",
+    "Diagnosis",
     "DifferentialLayer",
     "DrawnHistogram",
     "Export",
     "FileInfo",
+    "Finding",
     "Fired",
+    "GraphInfo",
     "GroupStats",
     "HiddenCurve",
     "Interval",
@@ -113,6 +137,7 @@ __all__ = [
     "PlannedCell",
     "PointSummary",
     "ProbeHits",
+    "QuantizerDiagnosis",
     "QuantizerInfo",
     "Range",
     "Ranges",
@@ -126,11 +151,13 @@ __all__ = [
     "Sweep",
     "TaskInfo",
     "TensorDiagnosis",
+    "TensorError",
     "TokenClass",
     "TokenOutlier",
     "TopEntry",
     "TrainedModel",
     "TrainingResult",
+    "Trial",
     "UnitSensitivity",
     "WeightFigures",
     "WeightsInfo",

@@ -45,6 +45,12 @@ RECIPES = [
     "logits12:tensor:static",
     "w4a6",
     "w8a16+logits6:tensor:static",
+    "w8a8:token:symmetric",
+    "w4a6:token:symmetric",
+    "w8:group32",
+    "w4:group32",
+    "w4a16:group32",
+    "w4a8:group32:token:symmetric",
     "w8a8+logits8:head:static",
 ]
 
@@ -333,5 +339,3 @@ def test_what_is_missing_is_named(exported: Callable[[str], Exported]) -> None:
         attempt("w8a8", name)
     with pytest.raises(InputError, match="attention_logit/1/map 1"):
         attempt("logits8:head:static", "attention_logit/1/map 1")
-    with pytest.raises(InputError, match="logits4:head:static"):
-        attempt("logits4", "")

@@ -1,0 +1,356 @@
+"""`--quantize auto`: calibration, trials and choice, and then the export of what was chosen.
+
+Four parts of the text, proven apart: ranges and smoothing come from the first, the choice is made
+on the second, the third measures what was chosen. What is only ranked, which inputs may stay in
+float, is ranked on the first blocks of the second.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
+from quantkit.calibration import OBSERVATIONS_FILE, RangePlan, choose_ranges
+from quantkit.calibration import load as load_observations
+from quantkit.errors import GateError, InputError
+from quantkit.exporting import LATENCY_TOKENS, export_float_once, float_path
+from quantkit.jobs import CALIBRATION_POINTS, ExportJob, Storage, SweepJob, parse_task
+from quantkit.jobs.tasks import PerplexitySpec
+from quantkit.models import LoadedModel
+from quantkit.models.smoothing_groups import smoothing_groups
+from quantkit.numerics.methods import parse_methods
+from quantkit.pipelines.calibrate import calibrate
+from quantkit.pipelines.held_out import HeldOut
+from quantkit.pipelines.sweep_subjects import Prepared, seen_text, task_of
+from quantkit.progress import Progress
+from quantkit.quantization import smoothed
+from quantkit.results import AutoResult, Ranges, Trial, read_json, write_json
+from quantkit.results.environment import environment
+from quantkit.search import sensitivity
+from quantkit.search.auto import Tried, choose, explore, front
+from quantkit.search.candidates import METHODS, Candidate, Smoothed, first_candidates
+from quantkit.search.judge import Source, TrialBench, accuracy_of
+from quantkit.tasks import Perplexity
+from quantkit.tasks.task import Task
+
+AUTO_FILE: Final = "auto.json"
+SEARCH_FOLDER: Final = "search"
+RANKED_BLOCKS: Final = 4
+"""Blocks that inputs are ranked on: the worst ones stand out after a few."""
+MORE_TASKS: Final = 2
+"""A task that is no text is measured whole, and every other item is left to the report."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The three parts of the text."""
+
+    calib: TokenSlice
+    search: TokenSlice
+    report: TokenSlice
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chosen:
+    """What the export is made of."""
+
+    candidate: Candidate
+    ranges: Ranges
+    held: HeldOut
+    finish: Callable[[Path], None]
+
+
+def parts_of(job: ExportJob, loaded: LoadedModel) -> Parts:
+    """Returns the parts, proven apart.
+
+    Raises:
+        InputError: too little text, or text of one part in another.
+    """
+    calib = text_slice(
+        job.calib, loaded.tokenizer, seq_len=job.seq_len, samples=job.samples, bos=job.bos
+    )
+    skip = job.samples if job.calib == job.eval else 0
+
+    def after(blocks: int, samples: int) -> TokenSlice:
+        return text_slice(
+            job.eval,
+            loaded.tokenizer,
+            seq_len=job.seq_len,
+            samples=samples,
+            skip=skip + blocks,
+            bos=job.bos,
+        )
+
+    parts = Parts(
+        calib=calib,
+        search=after(0, job.search_samples),
+        report=after(job.search_samples, job.eval_samples),
+    )
+    for one, other, what in (
+        (parts.calib, parts.search, "calibration and the search"),
+        (parts.calib, parts.report, "calibration and evaluation"),
+        (parts.search, parts.report, "the search and evaluation"),
+    ):
+        require_disjoint(one, other, what, allow=job.allow_overlap)
+    return parts
+
+
+def search_export(job: ExportJob, loaded: LoadedModel, folder: Path, progress: Progress) -> Chosen:
+    """Returns the fastest export within the budget; everything tried is in `auto.json`.
+
+    An interrupted search goes on with the trials that it has; a finished one is read.
+
+    Raises:
+        GateError: nothing is within the budget; the nearest is said.
+        InputError: as `parts_of`.
+    """
+    assert job.max_drop is not None  # the job has checked it
+    parts = parts_of(job, loaded)
+    sources = _Sources(job=job, loaded=loaded, calib=parts.calib, folder=folder, progress=progress)
+    task, units = _task(job, loaded, parts.search)
+    path = folder / AUTO_FILE
+    if path.is_file():
+        found = _same(path, read_json(path, AutoResult), loaded, task)
+    else:
+        found = _search(job, loaded, parts.search, sources, task, units)
+        write_json(path, found)
+    trial = next((one for one in found.trials if one.name == found.chosen), None)
+    if trial is None:
+        raise GateError(
+            f"{folder}: {found.reason}; see {AUTO_FILE}. Allow more, or measure on more text."
+        )
+    candidate = Candidate.of(trial)
+    ranges = sources.source_ranges(candidate)
+    sources.hand_over(candidate.smoothing)
+
+    def finish(graph: Path) -> None:
+        """Measures what was chosen on what the choice has not seen, where that is no text."""
+        if not isinstance(task, Perplexity):
+            rest = slice(1, None, MORE_TASKS)
+            reported = accuracy_of(graph, float_path(folder), task, rest, job.seed)
+            write_json(path, replace(found, reported=reported))
+
+    return Chosen(
+        candidate=candidate, ranges=ranges, held=HeldOut(text=parts.report), finish=finish
+    )
+
+
+def _search(
+    job: ExportJob,
+    loaded: LoadedModel,
+    text: TokenSlice,
+    sources: _Sources,
+    task: Task[Any],
+    units: slice,
+) -> AutoResult:
+    assert job.max_drop is not None
+    progress = sources.progress
+    prompt = text.ids[0][:LATENCY_TOKENS][None]
+    bench = TrialBench(
+        loaded=loaded,
+        task=task,
+        units=units,
+        graph=sources.float_graph("none"),
+        ids=prompt,
+        max_drop=job.max_drop,
+        seed=job.seed,
+        store=sources.folder / SEARCH_FOLDER / "trials",
+        identity={
+            "model": loaded.sha256,
+            "calib": sources.calib.sha256,
+            "data": task.data.sha256,
+            "task": task.name,
+            "budget": repr(job.max_drop),
+            "seed": str(job.seed),
+        },
+        source=sources.source,
+    )
+    count = 0
+
+    def judge(candidate: Candidate) -> Any:
+        nonlocal count
+        count += 1
+        progress(f"trying {candidate.name}", 0, 1)
+        return bench.judge(candidate)
+
+    candidates = first_candidates(
+        smoothings=("none", "auto") if smoothing_groups(loaded.model) else ("none",),
+        methods=tuple(dict.fromkeys((job.method, *METHODS))),
+        storage=_storage(job),
+        logits=job.full_recipe.logits,
+    )
+    tried = explore(candidates, judge, lambda c: _ranked(sources, text, c, job))
+    best = choose(tried)
+    _, base, _ = bench.base()
+    found = AutoResult(
+        model=loaded.info(),
+        data=task.data,
+        calibration=sources.calib.info(job.batch_size),
+        ranked_on=RANKED_BLOCKS,
+        environment=environment(),
+        task=task.name,
+        metric=base.name,
+        units=task.unit,
+        max_drop=job.max_drop,
+        prefill_tokens=prompt.shape[1],
+        seed=job.seed,
+        float_value=base.value,
+        trials=front([one.trial for one in tried], higher_is_better=base.higher_is_better),
+        chosen="" if best is None else best.trial.name,
+        reason="",
+    )
+    return replace(found, reason=_reason(best, [one.trial for one in tried], job.max_drop))
+
+
+def _reason(best: Tried | None, trials: Sequence[Trial], max_drop: float) -> str:
+    if best is None:
+        nearest = min(trials, key=lambda trial: trial.loss_high)
+        return (
+            f"none of {len(trials)} graphs stays within {max_drop:.4g}: the nearest is "
+            f"{nearest.name}, whose loss may be {nearest.loss_high:.4g} at 95 %"
+        )
+    return (
+        f"{best.trial.name} is the fastest of {len(trials)} graphs within {max_drop:.4g}: "
+        f"{best.trial.speedup:.2f} times as fast as float, loss at most "
+        f"{best.trial.loss_high:.4g} at 95 %"
+    )
+
+
+def _same(path: Path, found: AutoResult, loaded: LoadedModel, task: Task[Any]) -> AutoResult:
+    """Returns what an earlier run chose, if model and items are still the same."""
+    for what, then, now in (
+        ("model", found.model.sha256, loaded.sha256),
+        ("data", found.data.sha256, task.data.sha256),
+    ):
+        if then != now:
+            raise InputError(
+                f"{path} was made from another {what} (sha256 {then[:10]}, now {now[:10]}): name "
+                "another --out, or --force."
+            )
+    return found
+
+
+@dataclass(kw_only=True, eq=False)
+class _Sources:
+    """Ranges and float graphs by smoothing, made when they are first asked for."""
+
+    job: ExportJob
+    loaded: LoadedModel
+    calib: TokenSlice
+    folder: Path
+    progress: Progress
+    known: dict[Smoothed, Ranges] = field(default_factory=dict)
+
+    def float_graph(self, smoothing: Smoothed) -> Path:
+        """Returns the float graph of the model, smoothed or as it is."""
+        scales = {} if smoothing == "none" else self._ranges(smoothing).smoothing
+        self.progress(f"exporting the float graph ({_word(smoothing)})", 0, 1)
+        with smoothed(self.loaded.model, scales):
+            return export_float_once(
+                self.loaded, self._folder(smoothing), opset=self.job.opset, smoothing=scales
+            )
+
+    def source(self, candidate: Candidate) -> Source:
+        """Returns what a candidate is built from."""
+        return Source(
+            ranges=self.source_ranges(candidate), graph=self.float_graph(candidate.smoothing)
+        )
+
+    def source_ranges(self, candidate: Candidate) -> Ranges:
+        """Returns the ranges of a candidate, with its smoothing."""
+        ranges = self._ranges(candidate.smoothing)
+        if candidate.method and candidate.method != self.job.method:
+            return self._chosen_by(candidate.method, candidate.smoothing, ranges)
+        return ranges
+
+    def hand_over(self, smoothing: Smoothed) -> None:
+        """Gives the chosen float graph to the export, and removes the other one."""
+        kinds: tuple[Smoothed, ...] = ("none", "auto")
+        for kind in kinds:
+            own = float_path(self._folder(kind))
+            if not own.parent.is_dir():
+                continue
+            target = float_path(self.folder).parent
+            if kind == smoothing and not target.exists():
+                shutil.move(own.parent, target)
+            else:
+                shutil.rmtree(own.parent)
+
+    def _folder(self, smoothing: Smoothed) -> Path:
+        return self.folder / SEARCH_FOLDER / _word(smoothing)
+
+    def _plan(self, method: str) -> RangePlan:
+        return RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
+
+    def _ranges(self, smoothing: Smoothed) -> Ranges:
+        if smoothing not in self.known:
+            self.known[smoothing] = calibrate(
+                self.loaded,
+                self.calib,
+                self._folder(smoothing),
+                plan=self._plan(self.job.method),
+                smooth=smoothing == "auto",
+                batch_size=self.job.batch_size,
+                progress=self.progress,
+            )
+        return self.known[smoothing]
+
+    def _chosen_by(self, method: str, smoothing: Smoothed, ranges: Ranges) -> Ranges:
+        recording, _ = load_observations(self._folder(smoothing) / OBSERVATIONS_FILE)
+        tensors = choose_ranges(recording.seen, self._plan(method), progress=self.progress)
+        return replace(ranges, tensors=tensors, method=method)
+
+
+def _word(smoothing: Smoothed) -> str:
+    return "smoothed" if smoothing == "auto" else "as-it-is"
+
+
+def _storage(job: ExportJob) -> Storage:
+    return "qdq" if job.storage == "qdq" else "matmulnbits"
+
+
+def _ranked(
+    sources: _Sources, text: TokenSlice, candidate: Candidate, job: ExportJob
+) -> Sequence[str]:
+    """Returns the inputs of linear layers, the one that costs most alone first."""
+    found = sensitivity(
+        sources.loaded,
+        text.first(RANKED_BLOCKS),
+        replace(candidate.recipe, logits=None),
+        sources.source(candidate).ranges,
+        ranges_run=AUTO_FILE,
+        batch_size=1,
+        store=sources.folder / SEARCH_FOLDER / f"ranking-{_word(candidate.smoothing)}",
+        progress=sources.progress,
+        modes=("enable-one",),
+        target_frac=1.0,
+    )
+    return [name for row in found.rows for name in row.quantizers]
+
+
+def _task(job: ExportJob, loaded: LoadedModel, text: TokenSlice) -> tuple[Task[Any], slice]:
+    """Returns what the choice is made on, and which of its units that are."""
+    spec = parse_task(job.task)
+    if isinstance(spec, PerplexitySpec):
+        return Perplexity.of(text, loaded.tokenizer, job.batch_size), slice(None)
+    sweep = SweepJob(
+        models=(job.model,),
+        tasks=(job.task,),
+        eval=job.eval,
+        calib=job.calib,
+        calib_samples=job.samples,
+        seq_len=job.seq_len,
+        items=MORE_TASKS * job.eval_samples,
+        batch_size=job.batch_size,
+        bos=job.bos,
+        seed=job.seed,
+    )
+    if sweep.reads_images:
+        raise InputError("--quantize auto measures language models: expected a task of text.")
+    seen = seen_text(sweep, loaded, None) if sweep.reads_text else ""
+    one = Prepared(loaded=loaded, group="", calibrated=None, held=None, seen=seen)
+    return task_of(spec, sweep, one, seen), slice(0, None, MORE_TASKS)
