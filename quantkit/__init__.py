@@ -17,18 +17,22 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "sensitivity": ("quantkit.pipelines", "run_sensitivity"),
     "sweep": ("quantkit.pipelines", "run_sweep"),
     "export": ("quantkit.pipelines", "run_export"),
+    "diagnose": ("quantkit.pipelines", "run_diagnose"),
     "compare": ("quantkit.pipelines", "run_compare"),
     "report": ("quantkit.reporting", "write_report"),
     "train": ("quantkit.pipelines", "run_train"),
     "record": ("quantkit.outliers", "record"),
     "record_qk": ("quantkit.probes", "record_qk"),
+    "QuantkitQuantizer": ("quantkit.exporting", "QuantkitQuantizer"),
 }
-"""Public function -> (the module that has it, its name there)."""
+"""Public function, or class that another library takes -> (the module that has it, its name)."""
 
 __all__ = [
+    "QuantkitQuantizer",
     "__version__",
     "calibrate",
     "compare",
+    "diagnose",
     "export",
     "record",
     "record_qk",
@@ -40,9 +44,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from quantkit.exporting import QuantkitQuantizer
     from quantkit.outliers import record
     from quantkit.pipelines import run_calibrate as calibrate
     from quantkit.pipelines import run_compare as compare
+    from quantkit.pipelines import run_diagnose as diagnose
     from quantkit.pipelines import run_export as export
     from quantkit.pipelines import run_sensitivity as sensitivity
     from quantkit.pipelines import run_stats as stats

@@ -14,6 +14,7 @@ import typer
 from quantkit.cli.calib import calib_app
 from quantkit.cli.calibrate import calibrate
 from quantkit.cli.compare import compare
+from quantkit.cli.diagnose import diagnose
 from quantkit.cli.doctor import doctor
 from quantkit.cli.export import export
 from quantkit.cli.group import OneLineErrors
@@ -31,7 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _command in (stats, calibrate, sensitivity, sweep, export, compare, train, report, doctor):
+for _command in (
+    stats, calibrate, sensitivity, sweep, export, diagnose, compare, train, report, doctor,
+):  # fmt: skip
     app.command()(_command)
 app.add_typer(calib_app, name="calib")
 

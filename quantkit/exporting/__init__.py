@@ -3,9 +3,11 @@
 from quantkit.exporting.float_export import DEFAULT_OPSET, export_float
 from quantkit.exporting.forced import StepAgreement, forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.half import to_half
 from quantkit.exporting.linears import find_linears, match_linears
-from quantkit.exporting.logits import find_logits
+from quantkit.exporting.logits import find_logits, maps_of
 from quantkit.exporting.measure import (
+    BlockScores,
     block_scores,
     change_of,
     latency,
@@ -24,6 +26,7 @@ from quantkit.exporting.parity import (
 from quantkit.exporting.peak import feeds_memory, memory
 from quantkit.exporting.proof import LATENCY_TOKENS, export_float_once, float_path
 from quantkit.exporting.quantize import quantize_graph
+from quantkit.exporting.quantizer import QuantkitQuantizer
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -32,7 +35,9 @@ __all__ = [
     "MODEL_FILE",
     "QUANTIZED_GATE",
     "Agreement",
+    "BlockScores",
     "Gate",
+    "QuantkitQuantizer",
     "StepAgreement",
     "block_scores",
     "change_of",
@@ -47,6 +52,7 @@ __all__ = [
     "forced_parity",
     "latency",
     "load_graph",
+    "maps_of",
     "match_linears",
     "memory",
     "ort_perplexity",
@@ -54,4 +60,5 @@ __all__ = [
     "perplexity_of",
     "quantize_graph",
     "save_graph",
+    "to_half",
 ]

@@ -16,6 +16,9 @@ from quantkit.errors import InputError
 from quantkit.numerics.qtypes import QType
 
 MODEL_FILE: Final = "model.onnx"
+PROTOBUF_BYTES: Final = 1_500_000_000
+"""Most bytes of weights in a graph's own file: protobuf ends at 2 GB, and nodes need room, too."""
+_OLD: Final = "old"
 _SIGNED = {4: ir.DataType.INT4, 8: ir.DataType.INT8, 16: ir.DataType.INT16}
 _UNSIGNED = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8, 16: ir.DataType.UINT16}
 _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -33,19 +36,73 @@ def load_graph(path: Path) -> ir.Model:
     return ir.load(path)
 
 
-def save_graph(model: ir.Model, folder: Path, name: str = MODEL_FILE) -> Path:
-    """Writes `name` and its weights `name.data` to `folder`; returns the path of `name`.
+def save_graph(
+    model: ir.Model, folder: Path, name: str = MODEL_FILE, *, external_bytes: int = 0
+) -> Path:
+    """Writes `name`, and its weights to `name.data`, to `folder`; returns the path of `name`.
 
     Both are written aside and moved, weights first, so that a reader never sees half a file, and
-    a graph may be written over the one whose weights it still reads.
+    a graph may be written over the one whose weights it still reads. Where it fails, the files that
+    were there are there again. The same graph gives the same bytes.
+
+    Args:
+        external_bytes: Weights of no more bytes than that stay in `name`. Default: none do, since
+            loaders of exported models look for both files. One protobuf holds 2 GB, so that it may
+            not be beyond `PROTOBUF_BYTES`.
+
+    Raises:
+        InputError: the folder cannot be written to, or `external_bytes` is more than fits.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
-        ir.save(model, Path(aside) / name, external_data=f"{name}.data")
-        for file in (f"{name}.data", name):
-            if (Path(aside) / file).exists():
-                os.replace(Path(aside) / file, folder / file)
+    if not 0 <= external_bytes <= PROTOBUF_BYTES:
+        raise InputError(
+            f"expected external_bytes between 0 and {PROTOBUF_BYTES} (a graph in one file holds "
+            f"less than 2 GB), got {external_bytes}."
+        )
+    data = f"{name}.data"
+    is_external = _weight_bytes(model) > external_bytes
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
+            ir.save(model, Path(aside) / name, external_data=data if is_external else None)
+            _move(Path(aside), folder, name, data)
+    except OSError as error:
+        raise InputError(f"cannot write {folder / name}: {error.strerror or error}.") from error
     return folder / name
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    return sum(
+        value.const_value.nbytes
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def _move(aside: Path, folder: Path, graph: str, data: str) -> None:
+    """Puts both files of `aside` in place of the folder's; old weights go where there are no new.
+
+    The old graph leaves first and the new one comes last, so that no graph ever stands beside
+    another's weights. Where it is stopped midway, the old files come back.
+    """
+    kept: list[str] = []
+    placed: list[str] = []
+    (aside / _OLD).mkdir()
+    try:
+        for name in (graph, data):
+            if (folder / name).exists():
+                os.replace(folder / name, aside / _OLD / name)
+                kept.append(name)
+        for name in (data, graph):
+            if (aside / name).exists():
+                os.replace(aside / name, folder / name)
+                placed.append(name)
+    except BaseException:
+        for name in placed:
+            (folder / name).unlink()
+        for name in kept:
+            os.replace(aside / _OLD / name, folder / name)
+        raise
 
 
 def strip_metadata(model: ir.Model) -> None:

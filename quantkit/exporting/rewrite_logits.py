@@ -1,69 +1,25 @@
-"""Attention logits of a graph, on their integer grid: after the model's scale, before the mask.
+"""Attention logits of a graph on their integer grid: after the model's scale, before the mask.
 
-A logit is found backwards from the Softmax, which nothing else of a decoder has: through the
-additions (or selections) of a mask, up to the product of q and k and the scale that may follow it.
-The exporter's `scaled_dot_product_attention` scales q and k by sqrt(scale) each, so there the
-product already is the logit; eager attention multiplies afterwards.
-
-Where a differential head's two calls were not merged into one product, each is rewritten, with the
-same scales.
+Static grids stand here, those of a call's own extremes in `rewrite_dynamic_logits`. Where a
+differential head's two calls were not merged into one product, each is rewritten, with the same
+scales.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from quantkit.errors import InputError
-from quantkit.exporting.graphs import quantize_value, scopes_of
+from quantkit.exporting.graphs import quantize_value
+from quantkit.exporting.logits import LogitValue, find_logits
+from quantkit.exporting.rewrite_dynamic_logits import DynamicLogits
 from quantkit.numerics.affine import QParams
 from quantkit.quantization import static_logit_grid
 from quantkit.recipe import LogitQuant
 from quantkit.results import QuantizerInfo, Range
-
-_LAYER = re.compile(r"\.(\d+)(?:\.|$)")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LogitValue:
-    """The scaled, unmasked logits `[batch, heads, query, key]` of one attention call."""
-
-    layer: int
-    heads: int
-    value: ir.Value
-
-
-def find_logits(model: ir.Model) -> list[LogitValue]:
-    """Returns every logit tensor of the graph, in graph order.
-
-    Raises:
-        InputError: a Softmax that no product of two activations feeds, a soft-capped logit, or
-            one whose layer or number of heads the graph does not say.
-    """
-    found: list[LogitValue] = []
-    for node in model.graph:
-        if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
-            continue
-        value = _logit_of(node)
-        if any(value is other.value for other in found):
-            continue
-        shape = value.shape
-        heads = shape[1] if shape is not None and len(shape) == 4 else None
-        scope = scopes_of(node)
-        numbers = [match[1] for part in scope if (match := _LAYER.search(part))]
-        if not isinstance(heads, int) or not numbers:
-            raise InputError(
-                f"attention of node {node.name!r}: expected logits [batch, heads, query, key] of a "
-                f"numbered layer, got shape {shape} in {'/'.join(scope)!r}."
-            )
-        found.append(LogitValue(layer=int(numbers[0]), heads=heads, value=value))
-    if not found:
-        raise InputError("the graph has no Softmax: no attention logits to quantize.")
-    return found
 
 
 def quantize_logits(
@@ -71,35 +27,37 @@ def quantize_logits(
     quant: LogitQuant,
     ranges: Mapping[str, Range],
     keep: Collection[str] = (),
+    *,
+    maps: int | None = None,
 ) -> list[QuantizerInfo]:
     """Rewrites every logit in place; returns one entry per layer and map, `hits` its products.
 
     Args:
         keep: Names of maps that stay in float; a layer's maps are one product, so all or none.
+        maps: Softmax maps of a layer; None: as many as `ranges` names of it, else 1.
 
     Raises:
-        InputError: a dynamic range (a graph has static ones), a range that is missing or was chosen
-            for another width, or a map to keep that the graph does not have by itself.
+        InputError: a range that is missing or was chosen for another width, a dynamic one that is
+            asymmetric or of logits whose mask the graph does not show, or a map to keep that the
+            graph does not have by itself.
     """
-    if quant.range != "static":
-        tail = "" if quant.symmetric else ":asymmetric"
-        raise InputError(
-            f"a graph takes static ranges of logits, got {str(quant)!r}: "
-            f"write logits{quant.bits}:head:static{tail} (or :tensor:static{tail})."
-        )
     infos: dict[str, QuantizerInfo] = {}
     calls: dict[int, int] = {}
     logits = find_logits(model)
+    dynamic = DynamicLogits(model=model, quant=quant) if quant.range == "dynamic" else None
     _require_layers(keep, {logit.layer for logit in logits})
     for logit in logits:
-        if _is_kept(logit.layer, ranges, keep):
+        names = _maps(logit.layer, ranges, maps)
+        if _is_kept(logit.layer, names, keep):
             continue
-        grids = logit_grids(ranges, logit.layer, logit.heads, quant)
-        each = logit.heads // len(grids)
         call = calls[logit.layer] = calls.get(logit.layer, 0) + 1
-        _insert(model, logit, grids, each, suffix="" if call == 1 else f"/call {call}")
-        for map_, grid in enumerate(grids, 1):
-            name = f"attention_logit/{logit.layer}/map {map_}"
+        suffix = "" if call == 1 else f"/call {call}"
+        if dynamic is not None:
+            infos |= {i.name: i for i in dynamic.insert(logit, names, call=call, suffix=suffix)}
+            continue
+        grids = logit_grids(ranges, logit.layer, logit.heads, quant, maps=len(names))
+        _insert(model, logit, grids, logit.heads // len(grids), suffix=suffix)
+        for name, grid in zip(names, grids, strict=True):
             infos[name] = QuantizerInfo(
                 name=name,
                 qtype=str(grid.qtype),
@@ -108,6 +66,8 @@ def quantize_logits(
                 scale_max=float(grid.scale.max()),
                 hits=call,
             )
+    if dynamic is not None:
+        model.graph.sort()  # a mask may be computed after the logits that it says are valid
     return list(infos.values())
 
 
@@ -141,16 +101,15 @@ def _insert(
 
 
 def logit_grids(
-    ranges: Mapping[str, Range], layer: int, heads: int, quant: LogitQuant
+    ranges: Mapping[str, Range], layer: int, heads: int, quant: LogitQuant, *, maps: int
 ) -> list[QParams]:
-    """Returns the grid of each map that calibration saw, for one number or each of its heads.
+    """Returns the grid of each map, for one number or each of its heads.
 
     The first heads of a product are map 1, the last ones map 2.
 
     Raises:
-        InputError: no range of that layer, or one for another number of heads.
+        InputError: no range of a map, or one for another number of heads.
     """
-    maps = max(len(_maps(layer, ranges)), 1)  # with none, the lookup of map 1 names it
     each, rest = divmod(heads, maps)
     grids: list[QParams] = []
     for map_ in range(1, maps + 1):
@@ -164,17 +123,17 @@ def logit_grids(
     return grids
 
 
-def _maps(layer: int, ranges: Mapping[str, Range]) -> list[str]:
-    """Returns the names of the layer's maps that have a range."""
-    names: list[str] = []
-    while (name := f"attention_logit/{layer}/map {len(names) + 1}") in ranges:
-        names.append(name)
+def _maps(layer: int, ranges: Mapping[str, Range], maps: int | None) -> list[str]:
+    """Returns the names of the layer's maps: so many, or those with a range, but one at least."""
+    names = [f"attention_logit/{layer}/map {n}" for n in range(1, (maps or 1) + 1)]
+    while maps is None and (more := f"attention_logit/{layer}/map {len(names) + 1}") in ranges:
+        names.append(more)
     return names
 
 
-def _is_kept(layer: int, ranges: Mapping[str, Range], keep: Collection[str]) -> bool:
+def _is_kept(layer: int, names: list[str], keep: Collection[str]) -> bool:
     kept = [name for name in keep if name.startswith(f"attention_logit/{layer}/")]
-    rest = [name for name in _maps(layer, ranges) if name not in keep]
+    rest = [name for name in names if name not in keep]
     if kept and rest:
         raise InputError(
             f"{kept[0]!r} cannot stay in float alone: the graph computes the maps of layer {layer} "
@@ -191,50 +150,3 @@ def _require_layers(keep: Collection[str], layers: set[int]) -> None:
         if not layer.isdecimal() or int(layer) not in layers:
             numbers = f"{min(layers)} to {max(layers)}"
             raise InputError(f"to keep in float: {name!r} is no logit of the layers {numbers}.")
-
-
-def _logit_of(softmax: ir.Node) -> ir.Value:
-    """Returns the scaled logit behind a Softmax."""
-    value = softmax.inputs[0]
-    scaled: ir.Value | None = None
-    while value is not None:
-        node = value.producer()
-        if node is None:
-            break
-        if node.op_type == "MatMul":
-            return scaled or value
-        if node.op_type in ("Mul", "Div"):
-            operands = [operand for operand in node.inputs if not _is_scalar(operand)]
-            if len(operands) != 1:
-                break
-            scaled, value = scaled or value, operands[0]
-        elif node.op_type in ("Add", "Where", "Cast"):
-            scaled, value = None, _through_mask(node)
-        else:
-            break
-    raise InputError(
-        f"the Softmax {softmax.name!r} is not fed by a masked product of q and k"
-        + (f" but by {node.op_type}" if value is not None and node is not None else "")
-        + "; soft-capped and biased logits are not supported."
-    )
-
-
-def _through_mask(node: ir.Node) -> ir.Value | None:
-    """Returns the operand that leads to a product of q and k."""
-    operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
-    return next((v for v in operands if v is not None and _leads_to_product(v)), None)
-
-
-def _leads_to_product(value: ir.Value) -> bool:
-    node = value.producer()
-    if node is None:
-        return False
-    if node.op_type == "MatMul":
-        return True
-    if node.op_type in ("Mul", "Div", "Add", "Where", "Cast", "Tanh"):
-        return any(v is not None and _leads_to_product(v) for v in node.inputs)
-    return False
-
-
-def _is_scalar(value: ir.Value | None) -> bool:
-    return value is not None and value.const_value is not None and value.const_value.size == 1

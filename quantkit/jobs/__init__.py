@@ -27,6 +27,7 @@ from quantkit.jobs.choices import (
     UNTIL_STABLE_SAMPLES,
 )
 from quantkit.jobs.compare import PAIR_DEFAULTS, CompareJob
+from quantkit.jobs.diagnose import DiagnoseJob
 from quantkit.jobs.export import ExportJob, with_attention_bits
 from quantkit.jobs.formats import EXPORT_NAMES, STORAGES, ExportFormat, Storage
 from quantkit.jobs.naming import NOT_CONFIG, Job, config_hash, default_out
@@ -81,6 +82,7 @@ __all__ = [
     "CalibrateJob",
     "CompareJob",
     "Data",
+    "DiagnoseJob",
     "ExportFormat",
     "ExportJob",
     "IclSpec",

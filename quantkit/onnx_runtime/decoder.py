@@ -1,8 +1,9 @@
 """Decoder graphs in ONNX Runtime: which input is what, and a run with a cache that may be empty.
 
 Nothing here knows how a graph was made. Names are read from the session: token ids and the mask by
-name, a cache entry is any float input of rank 4, and outputs that are not the logits are the grown
-cache in the order of the cache inputs.
+name, a cache entry is any input of rank 4 that holds floats or bytes (a quantized cache), and
+outputs that are not the logits are the grown cache in the order of the cache inputs. What a
+quantized cache holds means something to the graph alone: its owner hands it back as it came.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from quantkit.errors import InputError
 
-_FLOATS: dict[str, type[np.floating[Any]]] = {
+_CACHE_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
 }
 _QUIET = 3
 """ONNX Runtime's severity "error": it writes warnings to stderr by itself, the library does not."""
@@ -37,7 +40,7 @@ class CacheInput:
     name: str
     heads: int
     width: int
-    dtype: type[np.floating[Any]]
+    dtype: type[np.generic]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +172,12 @@ def decoder_layout(
     for name, value in inputs.items():
         if name in ("input_ids", "attention_mask", "position_ids"):
             continue
-        if value.type not in _FLOATS or len(value.shape) != 4:
+        if value.type not in _CACHE_TYPES or len(value.shape) != 4:
             raise InputError(f"input {name!r} {value.type} is neither tokens, mask nor cache.")
         heads, width = value.shape[1], value.shape[3]
         if not isinstance(heads, int) or not isinstance(width, int):
             raise InputError(f"cache input {name!r} has no fixed heads and width: {value.shape}.")
-        past.append(CacheInput(name=name, heads=heads, width=width, dtype=_FLOATS[value.type]))
+        past.append(CacheInput(name=name, heads=heads, width=width, dtype=_CACHE_TYPES[value.type]))
     present = tuple(name for name in outputs if name != "logits" and name not in extra_outputs)
     if "input_ids" not in inputs or "logits" not in outputs or len(present) != len(past):
         raise InputError(

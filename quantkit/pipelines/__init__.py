@@ -2,6 +2,7 @@
 
 from quantkit.pipelines.calibrate import run_calibrate
 from quantkit.pipelines.compare import run_compare
+from quantkit.pipelines.diagnose import run_diagnose
 from quantkit.pipelines.export import run_export
 from quantkit.pipelines.sensitivity import run_sensitivity
 from quantkit.pipelines.stats import run_stats
@@ -12,6 +13,7 @@ __all__ = [
     "plan_sweep",
     "run_calibrate",
     "run_compare",
+    "run_diagnose",
     "run_export",
     "run_sensitivity",
     "run_stats",

@@ -19,7 +19,7 @@ from quantkit.calibration import load as load_observations
 from quantkit.errors import GateError, InputError
 from quantkit.exporting import LATENCY_TOKENS, export_float_once, float_path
 from quantkit.jobs import CALIBRATION_POINTS, ExportJob, Storage, SweepJob, parse_task
-from quantkit.jobs.tasks import PerplexitySpec
+from quantkit.jobs.tasks import PerplexitySpec, reads_text
 from quantkit.models import LoadedModel
 from quantkit.models.smoothing_groups import smoothing_groups
 from quantkit.numerics.methods import parse_methods
@@ -337,12 +337,13 @@ def _task(job: ExportJob, loaded: LoadedModel, text: TokenSlice) -> tuple[Task[A
     spec = parse_task(job.task)
     if isinstance(spec, PerplexitySpec):
         return Perplexity.of(text, loaded.tokenizer, job.batch_size), slice(None)
+    text_of: dict[str, Any] = {}
+    if reads_text(spec):  # what a task does not read, a sweep refuses
+        text_of = {"eval": job.eval, "calib": job.calib, "calib_samples": job.samples}
     sweep = SweepJob(
         models=(job.model,),
         tasks=(job.task,),
-        eval=job.eval,
-        calib=job.calib,
-        calib_samples=job.samples,
+        **text_of,
         seq_len=job.seq_len,
         items=MORE_TASKS * job.eval_samples,
         batch_size=job.batch_size,

@@ -12,11 +12,18 @@ from quantkit.calibration import RangePlan, WeightRanges
 from quantkit.errors import GateError
 from quantkit.exporting import MODEL_FILE
 from quantkit.exporting.proof import export_and_prove
-from quantkit.jobs import CALIBRATION_POINTS, CompareJob, ExportJob, Storage
+from quantkit.jobs import (
+    CALIBRATION_POINTS,
+    DEFAULT_CALIBRATION_POINTS,
+    CompareJob,
+    ExportJob,
+    Storage,
+)
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.auto import AUTO_FILE, search_export
 from quantkit.pipelines.calibrate import calibrate
+from quantkit.pipelines.export_graph import export_graph_into
 from quantkit.pipelines.held_out import (
     HeldOut,
     held_out,
@@ -51,8 +58,6 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
             require_unchanged(path, read_json(path, Export).ranges_sha256, now)
         if not run.finished:
             if job.is_graph:
-                from quantkit.pipelines.export_graph import export_graph_into
-
                 write_json(run.folder / RESULT, export_graph_into(job, run.folder, progress))
             elif job.format.is_auto:
                 _search_and_export(job, run.folder, progress)
@@ -149,12 +154,28 @@ def ranges_into(
     progress: Progress,
     *,
     method: str = "minmax",
+    points: Sequence[str] | None = None,
 ) -> Ranges:
     path = folder / "ranges.json"
     if path.exists():
         return same_source(path, read_json(path, Ranges), loaded, text)
     plan = RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
-    return calibrate(loaded, text, folder, plan=plan, batch_size=batch_size, progress=progress)
+    return calibrate(
+        loaded,
+        text,
+        folder,
+        plan=plan,
+        points=points,
+        batch_size=batch_size,
+        progress=progress,
+    )
+
+
+def points_of(recipe: Recipe) -> tuple[str, ...] | None:
+    """Returns the points whose ranges a recipe reads; None: those that are always fixed."""
+    if recipe.cache is None:
+        return None
+    return (*DEFAULT_CALIBRATION_POINTS, "attention_key", "attention_value")
 
 
 @dataclass(frozen=True, kw_only=True)

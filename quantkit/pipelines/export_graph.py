@@ -201,7 +201,8 @@ def _range(bundle: Bundle, method: Method, bits: int) -> Range:
 
 def _entries(found: OutputAgreement, reference: str, *, is_float: bool) -> list[Parity]:
     """Returns one entry an output. What quantization moved is no parity: it has to be finite."""
-    batch, length = (*found.shape, 0, 0)[:2]
+    batch = found.shape[0] if found.shape else 0
+    length = found.shape[1] if len(found.shape) == 2 else 0
     entries = []
     for name, sums in found.outputs.items():
         is_close = sums.cosine >= FLOAT_GATE.cosine and (
@@ -247,8 +248,8 @@ def _accuracy(found: OutputAgreement, seed: int) -> Accuracy | None:
 def _latency(
     reference: ort.InferenceSession, candidate: ort.InferenceSession, data: GraphData
 ) -> dict[str, float]:
-    """Returns the milliseconds of the first batch."""
-    feeds = next(iter(data)).feeds
+    """Returns the milliseconds of one sample."""
+    feeds = next(iter(data.alone)).feeds
     before, behind = paired_milliseconds(reference, candidate, feeds)
     found = {"float": before, "quantized": behind}
     ids = feeds.get("input_ids")

@@ -6,7 +6,7 @@ What is given comes from the source; masks, token types, positions and an empty 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +87,11 @@ class GraphData:
     def __iter__(self) -> Iterator[GraphBatch]:
         for batch in self.samples.batches(self.batch_size):
             yield graph_batch(batch, self.inputs)
+
+    @property
+    def alone(self) -> GraphData:
+        """The same samples, one a batch, unless the graph's batch is fixed."""
+        return replace(self, batch_size=_fixed_batch(self.inputs) or 1)
 
 
 def inputs_of(session: ort.InferenceSession) -> tuple[GraphInput, ...]:

@@ -34,6 +34,7 @@ RESULTS: Final = {
     "sensitivity": "sensitivity.json",
     "sweep": "sweep.json",
     "export": "export.json",
+    "diagnose": "diagnosis.json",
     "train": "training.json",
 }
 """The file without which a run of that command is not finished, whatever `run.json` says."""
@@ -144,7 +145,10 @@ def running(command: str, job: Job, processes: Processes = ALONE) -> Iterator[Ru
 
 def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
-    results = ("stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export")
+    results = (
+        "stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export",
+        "diagnosis",
+    )  # fmt: skip
     names = (*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS)
     reports = ("report.html", "report.md", RUN_FILE)
     tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]

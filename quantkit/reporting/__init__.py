@@ -1,6 +1,7 @@
 """JSON in, HTML and Markdown out; never loads torch."""
 
 from quantkit.reporting.calibration_terminal import calibration_text
+from quantkit.reporting.diagnosis_terminal import diagnosis_text
 from quantkit.reporting.plan_terminal import plan_text
 from quantkit.reporting.report import write_report
 from quantkit.reporting.sensitivity_terminal import sensitivity_text
@@ -16,6 +17,7 @@ from quantkit.reporting.training_terminal import training_text
 
 __all__ = [
     "calibration_text",
+    "diagnosis_text",
     "export_text",
     "plan_text",
     "ranges_text",

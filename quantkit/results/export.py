@@ -74,6 +74,29 @@ class QuantizerInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ComponentMetadata:
+    """How transformers' runner calls one graph; a part of its `ExportMetadata`.
+
+    Attributes:
+        kwargs: Keyed by argument of a call.
+        out_spec: What it returns, as torch's pytrees write it.
+    """
+
+    architecture: str
+    export_dtype: str
+    kwargs: dict[str, dict[str, str]]
+    out_spec: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One graph, for `transformers.exporters.ExportedModel.from_pretrained`."""
+
+    file: str
+    metadata: ComponentMetadata
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export:
     """The whole of `export.json`.
 
@@ -89,6 +112,8 @@ class Export:
         environment: Versions, the processor and its vector extensions.
         storage, layout: As asked for, see `quantkit.jobs`.
         precision: Of the floats, e.g. `float32`, or `float16` where the graph was halved.
+        export_format, components: By these transformers' `ExportedModel.from_pretrained` reads this
+            file, too; the graph is the component `model`.
         searched: File with all that `auto` tried, beside this one; empty where it was not asked.
         passed: Every gate was met.
         kept: Names of quantizers of the recipe that were left in float.
@@ -118,6 +143,8 @@ class Export:
     layout: str = "transformers"
     precision: str = "float32"
     searched: str = ""
+    export_format: str = "onnx"
+    components: dict[str, Component] = field(default_factory=dict)
 
     OLDER: ClassVar[tuple[str, ...]] = tuple(f"quantkit.export/{n}" for n in (1, 2, 3))
     """Schemas that are read too; what they lack has its default."""

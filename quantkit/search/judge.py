@@ -20,6 +20,7 @@ from torch import Tensor
 from quantkit.calib_sets import TokenBatch
 from quantkit.exporting import (
     load_graph,
+    maps_of,
     paired_latency,
     quantize_graph,
     save_graph,
@@ -219,6 +220,7 @@ def build(
             ranges=source.ranges.tensors,
             keep=keep,
             storage=candidate.storage,
+            maps=maps_of(loaded.model),
         )
         return save_graph(graph, folder)
 

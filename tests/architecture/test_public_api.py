@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 VERBS = (
     "calibrate",
     "compare",
+    "diagnose",
     "export",
     "record",
     "record_qk",
@@ -25,7 +26,7 @@ VERBS = (
 
 
 def test_public_names() -> None:
-    assert sorted(quantkit.__all__) == ["__version__", *VERBS]
+    assert sorted(quantkit.__all__) == ["QuantkitQuantizer", "__version__", *VERBS]
     assert dir(quantkit) == sorted(quantkit.__all__)
 
 

@@ -161,7 +161,7 @@ def test_dynamic_is_refused_with_what_to_write(exported: Callable[[str], Exporte
             ranges=case.ranges,
         )
     with pytest.raises(InputError, match="logits8:head:static:asymmetric"):
-        Recipe.parse("logits8:asymmetric").require_static_logits()
+        Recipe.parse("logits8:asymmetric").require_exportable()
 
 
 @pytest.mark.parametrize("recipe", ["a6", "logits6:tensor:static", "logits6:static:asymmetric"])
