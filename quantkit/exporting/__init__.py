@@ -24,9 +24,10 @@ from quantkit.exporting.parity import (
     compare_logits,
 )
 from quantkit.exporting.peak import feeds_memory, memory
-from quantkit.exporting.proof import LATENCY_TOKENS, export_float_once, float_path
+from quantkit.exporting.proof import export_float_once, float_path
 from quantkit.exporting.quantize import quantize_graph
 from quantkit.exporting.quantizer import QuantkitQuantizer
+from quantkit.exporting.worth import LATENCY_TOKENS
 
 __all__ = [
     "DEFAULT_OPSET",

@@ -7,25 +7,37 @@ Runtime. Memory: the weights twice, and one batch's vocabulary logits.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import torch
 from torch import Tensor
 
 from quantkit.calib_sets import TokenBatch, TokenSlice
 from quantkit.calibration import WeightRanges
+from quantkit.exporting.checks import check_graph
+from quantkit.exporting.companions import component, save_companions
 from quantkit.exporting.float_export import export_float
 from quantkit.exporting.forced import forced_parity
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.half import to_half
+from quantkit.exporting.layouts import apply_layout
 from quantkit.exporting.logits import maps_of
-from quantkit.exporting.measure import ort_perplexity, paired_latency
-from quantkit.exporting.parity import FLOAT_GATE, Agreement, Gate, check_parity, in_two_calls
+from quantkit.exporting.parity import (
+    FLOAT_GATE,
+    QUANTIZED_GATE,
+    Agreement,
+    Gate,
+    check_parity,
+    in_two_calls,
+)
 from quantkit.exporting.quantize import quantize_graph
 from quantkit.exporting.rewrite_linear import group_size_of
 from quantkit.exporting.sensitivity import PERTURBATION, sensitivity, widened
-from quantkit.jobs import Storage
+from quantkit.exporting.worth import accuracy_of, latencies_of, memory_of
+from quantkit.jobs import LAYOUTS, ExportFormat
 from quantkit.models import LoadedModel, projection_modules, sha256_of
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.progress import Progress, silent
@@ -39,7 +51,6 @@ from quantkit.quantization import (
 )
 from quantkit.recipe import Recipe
 from quantkit.results import (
-    Accuracy,
     Export,
     FileInfo,
     Parity,
@@ -49,6 +60,7 @@ from quantkit.results import (
     Smoothing,
     write_json,
 )
+from quantkit.results.environment import environment
 
 FLOAT_FOLDER = "float"
 STEPS_FILE = "quantizers.json"
@@ -56,7 +68,7 @@ STEPS_SCHEMA = "quantkit.quantizers/1"
 SMOOTHING_KEY = "quantkit.smoothing"
 """Of the graph's metadata: the sha256 of the scales that its weights carry."""
 PARITY_TOKENS = 128
-LATENCY_TOKENS = 256
+PLAIN: Final = ExportFormat(recipe=Recipe())
 
 
 class _Chosen(TypedDict):
@@ -78,40 +90,43 @@ def export_and_prove(
     keep: Collection[str] = (),
     smoothing: Mapping[str, Smoothing] | None = None,
     weight_ranges: WeightRanges | None = None,
-    storage: Storage = "qdq",
+    form: ExportFormat = PLAIN,
+    layout: str = LAYOUTS[0],
     seed: int = 0,
     progress: Progress = silent,
 ) -> Export:
-    """Writes `float/model.onnx` and, for a quantizing recipe, `model.onnx`; returns what they are.
+    """Writes `float/model.onnx`, `model.onnx` and what loaders want beside it.
 
     A float graph that is already there is used again: the quantized one never needs a second
     export. Where a parity gate is missed the result says so (`passed`) and every file stays.
 
     Args:
+        form: Storage, precision and allowed domains; its recipe is not looked at.
+        layout: Whose names the graph has, see `layouts`.
         keep: Names of quantizers that stay in float, as in `fake_quantized`.
         smoothing: Default: that of `ranges`, which are the smoothed model's. Both graphs are of the
             smoothed model, and the float one is compared with the model as it was.
-        weight_ranges: Of the weights, one a channel; of the smoothed model's where there is one.
-            None: absmax.
+        weight_ranges: Of the smoothed model where there is one. None: absmax.
 
     Raises:
-        InputError: what the recipe needs is missing from the ranges, or it cannot be exported, as
-            weights with ranges by group.
+        InputError: what the recipe needs is missing from the ranges, or it cannot be exported.
+        GateError: a graph that is not valid ONNX, or holds what its form does not allow.
     """
     recipe.require_exportable()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
     group_size_of(recipe, weight_ranges)
-    steps = 5
+    steps = 6
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     batch = parity_batch(evaluation)
     with smoothed(loaded.model, smoothing):
         float_graph = export_float_once(loaded, folder, opset=opset, smoothing=smoothing)
+    check_graph(float_graph, ("ai.onnx",))
     progress(f"exporting {loaded.name}: float parity", 1, steps)
     float_session = open_decoder(float_graph)
     parity = {"float": _parity(float_session, loaded, Recipe(), {}, batch, FLOAT_GATE)}
     quantizers: list[QuantizerInfo] = []
-    model_path, session = float_graph, float_session
+    session = float_session
     if not recipe.is_float:
         with smoothed(loaded.model, smoothing):
             progress(f"exporting {loaded.name}: {recipe}", 2, steps)
@@ -122,10 +137,11 @@ def export_and_prove(
                 ranges=ranges.tensors,
                 keep=keep,
                 weight_ranges=weight_ranges,
+                storage=form.storage,
                 maps=maps_of(loaded.model),
             )
-            model_path = save_graph(graph, folder)
-            session = open_decoder(model_path)
+            apply_layout(graph, layout)
+            session = open_decoder(save_graph(graph, folder))
             progress(f"exporting {loaded.name}: parity of {recipe}", 3, steps)
             chosen = _Chosen(keep=keep, weight_ranges=weight_ranges)
             forced, steps_of = forced_parity(
@@ -138,18 +154,29 @@ def export_and_prove(
                 session, loaded, recipe, ranges.tensors, batch, widened(own), **chosen
             )
             parity["simulation against itself"] = [_own_parity(own, batch)]
+    elif form.is_half or layout != LAYOUTS[0]:
+        graph = load_graph(float_graph)
+        graph = to_half(graph) if form.is_half else graph
+        apply_layout(graph, layout)
+        session = open_decoder(save_graph(graph, folder))
+        parity["float16" if form.is_half else "written"] = _parity(
+            session, loaded, Recipe(), {}, batch, QUANTIZED_GATE if form.is_half else FLOAT_GATE
+        )
+    else:
+        _copy(float_graph, folder)
+    path = folder / MODEL_FILE
+    check_graph(path, form.domains)
     progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
-    accuracy = Accuracy(
-        metric="perplexity",
-        float=ort_perplexity(float_session, evaluation.batches(batch_size)),
-        quantized=ort_perplexity(session, evaluation.batches(batch_size)),
-    )
-    ids = evaluation.ids[0][:LATENCY_TOKENS][None]
-    float_ms, quantized_ms = paired_latency(float_session, session, ids)
+    accuracy = accuracy_of(float_session, session, evaluation, batch_size=batch_size, seed=seed)
+    latency_ms = latencies_of(float_session, session, evaluation)
+    progress(f"exporting {loaded.name}: memory", 5, steps)
+    memory_bytes = memory_of(float_graph, path, evaluation)
+    save_companions(loaded, folder)
     progress(f"exporting {loaded.name}: done", steps, steps)
-    written = load_graph(model_path)
+    written = load_graph(path)
+    info = loaded.info()
     return Export(
-        model=loaded.info(),
+        model=info,
         data=evaluation.info(batch_size),
         recipe=str(recipe),
         opset=int(written.opset_imports[""]),
@@ -157,17 +184,24 @@ def export_and_prove(
         files=_files(folder),
         parity=parity,
         accuracy=accuracy,
-        latency_ms={
-            "float": float_ms,
-            "quantized": quantized_ms,
-            "prefill_tokens": float(ids.shape[1]),
-        },
+        latency_ms=latency_ms,
         quantizers=quantizers,
         passed=all(entry.passed for entries in parity.values() for entry in entries),
         kept=[name for name in quantizer_names(loaded.model, recipe) if name in keep],
         smoothed={name: group.alpha for name, group in smoothing.items()},
-        storage=storage,
+        memory_bytes=memory_bytes,
+        environment=environment(),
+        storage=form.storage,
+        layout=layout,
+        precision="float16" if form.is_half else "float32",
+        components={"model": component(path, info.architecture)},
     )
+
+
+def _copy(float_graph: Path, folder: Path) -> None:
+    """Puts the float graph where a graph is looked for; the checker refuses hard links."""
+    for source in float_graph.parent.glob(f"{MODEL_FILE}*"):
+        shutil.copyfile(source, folder / source.name)
 
 
 def float_path(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from quantkit.jobs import CompareJob
+from quantkit.jobs import CompareJob, ExportFormat
 from quantkit.models import LoadedModel, pair_results
 from quantkit.pipelines.export import How, export_into, ranges_into, require_passed, two_slices
 from quantkit.pipelines.runs import running
@@ -64,7 +64,7 @@ def _one_model(loaded: LoadedModel, job: CompareJob, folder: Path, progress: Pro
         both_readings=job.both_readings,
     )
     ranges = ranges_into(loaded, calib, folder, job.batch_size, progress)
-    how = How(recipe=job.full_recipe)
+    how = How(recipe=job.full_recipe, form=ExportFormat.parse(job.recipe))
     export_into(loaded, held, ranges, folder, job, progress, how=how)
 
 

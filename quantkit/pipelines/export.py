@@ -15,9 +15,10 @@ from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import (
     CALIBRATION_POINTS,
     DEFAULT_CALIBRATION_POINTS,
+    LAYOUTS,
     CompareJob,
+    ExportFormat,
     ExportJob,
-    Storage,
 )
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
@@ -72,7 +73,7 @@ def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
                     run.folder,
                     job,
                     progress,
-                    how=How(recipe=job.full_recipe, keep=keep, storage=job.format.storage),
+                    how=How(recipe=job.full_recipe, form=job.format, keep=keep, layout=job.layout),
                     weight_ranges=weights,
                 )
             run.finish()
@@ -85,7 +86,8 @@ def _search_and_export(job: ExportJob, folder: Path, progress: Progress) -> None
     loaded = load_decoder(job.model, job)
     chosen = search_export(job, loaded, folder, progress)
     one = chosen.candidate
-    how = How(recipe=one.recipe, keep=one.keep, storage=one.storage, searched=AUTO_FILE)
+    form = ExportFormat(recipe=one.recipe, storage=one.storage)
+    how = How(recipe=one.recipe, form=form, keep=one.keep, layout=job.layout, searched=AUTO_FILE)
     export_into(loaded, chosen.held, chosen.ranges, folder, job, progress, how=how)
     chosen.finish(folder / MODEL_FILE)
 
@@ -180,11 +182,17 @@ def points_of(recipe: Recipe) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What a graph is made of; `searched`: the file that says why."""
+    """What a graph is made of.
+
+    Attributes:
+        form: Storage and precision.
+        searched: The file that says why.
+    """
 
     recipe: Recipe
+    form: ExportFormat
     keep: Sequence[str] = ()
-    storage: Storage = "qdq"
+    layout: str = LAYOUTS[0]
     searched: str = ""
 
 
@@ -212,7 +220,8 @@ def export_into(
         opset=job.opset,
         batch_size=job.batch_size,
         keep=how.keep,
-        storage=how.storage,
+        form=how.form,
+        layout=how.layout,
         weight_ranges=weight_ranges,
         seed=job.seed,
         progress=progress,

@@ -26,7 +26,7 @@ def export_table(run: Run) -> Table:
         rows.append(
             (
                 result.model.name,
-                result.recipe,
+                recipe_of(result),
                 "passed" if result.passed else "FAILED",
                 accuracy.metric if accuracy else NOT_AVAILABLE,
                 *figures,
@@ -47,6 +47,12 @@ def export_table(run: Run) -> Table:
         text_columns=4,
         note="Latency in ONNX Runtime, milliseconds a call, paired runs.",
     )  # fmt: skip
+
+
+def recipe_of(result: Export) -> str:
+    """Returns what an export is called: its recipe, and how that is stored where it matters."""
+    name = result.recipe if result.precision == "float32" else result.precision
+    return f"{name}, MatMulNBits" if result.storage == "matmulnbits" else name
 
 
 def notes(run: Run) -> tuple[str, ...]:
