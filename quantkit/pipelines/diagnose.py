@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quantkit.calib_sets.content import file_sha256
 from quantkit.errors import InputError
-from quantkit.exporting.diagnose import check_files, diagnose
+from quantkit.exporting.diagnosis.diagnose import check_files, diagnose
 from quantkit.jobs import DiagnoseJob
 from quantkit.pipelines.graph_samples import graph_samples
 from quantkit.pipelines.runs import running

@@ -42,8 +42,8 @@ def explore(candidates: Sequence[Candidate], judge: Judge, rank: Rank) -> list[T
     for one in tried:
         if one.candidate.recipe.activations is not None:
             families.setdefault(one.candidate.family, []).append(one)
-    # the fastest family first: what it reaches may spare the others the search
-    for own in sorted(families.values(), key=lambda own: -max(one.trial.speedup for one in own)):
+    # the family that is nearest first: what it reaches soon spares the others most of the search
+    for own in sorted(families.values(), key=lambda own: min(one.trial.loss_high for one in own)):
         if not any(one.trial.is_within for one in own):
             best = min(own, key=lambda one: one.trial.loss_high)
             tried += _keeping(best, judge, rank, fastest_within(tried))

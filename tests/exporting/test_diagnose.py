@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from quantkit.errors import InputError
-from quantkit.exporting.diagnose import diagnose
+from quantkit.exporting.diagnosis.diagnose import diagnose
 from quantkit.results import Diagnosis, read_json, write_json
 from tests.exporting.planted_graphs import (
     LOWEST,

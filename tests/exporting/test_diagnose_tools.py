@@ -23,8 +23,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from quantkit.exporting import export_float
-from quantkit.exporting.diagnose import diagnose
-from quantkit.exporting.quantized_weights import blocks_of
+from quantkit.exporting.diagnosis.diagnose import diagnose
+from quantkit.exporting.diagnosis.quantized_weights import blocks_of
 from quantkit.results import Diagnosis
 from tests.exporting.planted_graphs import data_info
 from tests.onnx_runtime import graphs

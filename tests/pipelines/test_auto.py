@@ -148,7 +148,9 @@ def _two(first: Any, judge: Any) -> list[Any]:
 
 
 def test_another_task_is_reported_on_other_items(planted: Path, tmp_path: Path) -> None:
-    job = job_of(planted, tmp_path / "out", task="icl:shots=4", max_drop=0.9, eval_samples=6, seq_len=100)
+    job = job_of(
+        planted, tmp_path / "out", task="icl:shots=4", max_drop=0.9, eval_samples=6, seq_len=100
+    )
     folder = run_export(dataclasses.replace(job, search_samples=4, samples=4))
     found = read_json(folder / "auto.json", AutoResult)
     assert found.task == "icl:shots=4" and found.reported is not None

@@ -58,7 +58,7 @@ def test_default_out_names_the_models() -> None:
         ),
         pytest.param(lambda: CompareJob(models=("m",), eval_samples=0), "--eval", id="eval"),
         pytest.param(
-            lambda: ExportJob(model="m", recipe="logits6:row"), "static ranges", id="dynamic"
+            lambda: ExportJob(model="m", recipe="logits6:asymmetric"), "symmetric", id="dynamic"
         ),
         pytest.param(lambda: ExportJob(model="m", dtype="bfloat16"), "float32", id="dtype"),
         pytest.param(lambda: StatsJob(models=("m",), device="cuda"), "--device", id="device"),

@@ -48,10 +48,12 @@ FILES = [
 ]
 
 
-NEWEST = [(V4 if param.values[1] is Sweep else V3, *param.values) for param in FILES]
+VERSION_4 = (Sweep, Export)
+NEWEST = [(V4 if param.values[1] in VERSION_4 else V3, *param.values) for param in FILES]
 OLDER = [
     *((folder, *param.values) for folder in (V1, V2) for param in FILES),
     (V3, "sweep.json", Sweep),
+    (V3, "base/export.json", Export),
 ]
 
 
@@ -104,7 +106,7 @@ def test_older_versions_are_read_and_what_they_lack_has_its_default(
     value = read_json(folder / name, cls)
     kind, _, version = plain.pop("schema").partition("/")
     assert version == folder.name[1:]
-    newest = 4 if cls is Sweep else 3
+    newest = 4 if cls in VERSION_4 else 3
     assert value.schema == f"{kind}/{newest}"  # type: ignore[attr-defined]  # as it is written again
     check_older(plain, value)
 
@@ -211,7 +213,7 @@ def test_values_of_the_fixture() -> None:
 
 
 def changed(tmp_path: Path, name: str, **changes: object) -> Path:
-    plain = json.loads((V3 / name).read_text())
+    plain = json.loads((V4 / name).read_text())
     for field, value in changes.items():
         if value is KeyError:
             del plain[field]
@@ -225,8 +227,8 @@ def changed(tmp_path: Path, name: str, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param({"schema": "quantkit.export/4"}, ["'4'", "'3'"], id="newer version"),
-        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/3"], id="kind"),
+        pytest.param({"schema": "quantkit.export/5"}, ["'5'", "'4'"], id="newer version"),
+        pytest.param({"schema": "quantkit.stats/1"}, ["quantkit.stats/1", "export/4"], id="kind"),
         pytest.param({"schema": 7}, ["'7'"], id="schema is a number"),
         pytest.param({"schema": KeyError}, ["no field `schema`"], id="no schema"),
         pytest.param({"opset": KeyError}, ["missing field `opset`"], id="missing"),

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from quantkit.exporting.error_sums import decibels
-from quantkit.exporting.quantized_graph import PRODUCTS, Array, Product, array_of
-from quantkit.exporting.tensor_runs import TensorRuns, dealt
+from quantkit.exporting.diagnosis.error_sums import decibels
+from quantkit.exporting.diagnosis.quantized_graph import PRODUCTS, Array, Product, array_of
+from quantkit.exporting.diagnosis.tensor_runs import TensorRuns, dealt
 
 _SCALE_AT: Final = {
     "QLinearMatMul": (4, 5), "QLinearConv": (4, 5), "QGemm": (4, 5),

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from quantkit.exporting.compared import Comparison, Row
-from quantkit.exporting.error_sums import ErrorSums, decibels
-from quantkit.exporting.paired_tensors import layer_of
-from quantkit.exporting.quantized_weights import weight_grid
+from quantkit.exporting.diagnosis.compared import Comparison, Row
+from quantkit.exporting.diagnosis.error_sums import ErrorSums, decibels
+from quantkit.exporting.diagnosis.paired_tensors import layer_of
+from quantkit.exporting.diagnosis.quantized_weights import weight_grid
 from quantkit.results import QuantizerDiagnosis, TensorError
 
 

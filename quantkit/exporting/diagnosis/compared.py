@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantkit.exporting.error_sums import ErrorSums, GridSums, visible_logits
-from quantkit.exporting.logit_chains import logit_chains
-from quantkit.exporting.paired_tensors import Pair, by_quantized, float_tensor, layer_of
-from quantkit.exporting.quantized_graph import (
+from quantkit.exporting.diagnosis.error_sums import ErrorSums, GridSums, visible_logits
+from quantkit.exporting.diagnosis.logit_chains import logit_chains
+from quantkit.exporting.diagnosis.paired_tensors import Pair, by_quantized, float_tensor, layer_of
+from quantkit.exporting.diagnosis.quantized_graph import (
     LAYOUT,
     PRODUCTS,
     Quantizer,
@@ -23,14 +23,14 @@ from quantkit.exporting.quantized_graph import (
     quantizers_of,
     real_output,
 )
-from quantkit.exporting.quantized_weights import (
+from quantkit.exporting.diagnosis.quantized_weights import (
     WeightError,
     WeightPair,
     weight_arrays,
     weight_error,
 )
-from quantkit.exporting.switched import Site
-from quantkit.exporting.tensor_runs import TensorRuns, as_float, dealt, tensor_bytes
+from quantkit.exporting.diagnosis.switched import Site
+from quantkit.exporting.diagnosis.tensor_runs import TensorRuns, as_float, dealt, tensor_bytes
 from quantkit.progress import Progress
 
 Arrays = Mapping[str, NDArray[Any]]

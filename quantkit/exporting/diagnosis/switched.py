@@ -17,8 +17,8 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from quantkit.exporting.diagnosis.tensor_runs import Arrays, open_graph, run
 from quantkit.exporting.graphs import constant
-from quantkit.exporting.tensor_runs import Arrays, open_graph, run
 from quantkit.onnx_runtime.graph_tensors import load_float_graph, reduced_to
 
 SWITCH: Final = "quantkit/switch"

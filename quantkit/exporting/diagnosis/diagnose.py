@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 
 from quantkit.calib_sets.content import file_sha256
 from quantkit.errors import InputError
-from quantkit.exporting.compared import Comparison, Row, compare
-from quantkit.exporting.diagnosis_rows import Alone, quantizer_rows, tensor_rows
-from quantkit.exporting.findings import findings_of
-from quantkit.exporting.paired_tensors import Pair, by_quantized, layer_of, pair_tensors
-from quantkit.exporting.quantized_graph import (
+from quantkit.exporting.diagnosis.compared import Comparison, Row, compare
+from quantkit.exporting.diagnosis.diagnosis_rows import Alone, quantizer_rows, tensor_rows
+from quantkit.exporting.diagnosis.findings import findings_of
+from quantkit.exporting.diagnosis.paired_tensors import Pair, by_quantized, layer_of, pair_tensors
+from quantkit.exporting.diagnosis.quantized_graph import (
     PRODUCTS,
     Product,
     constants_of,
     products_of,
     quantizers_of,
 )
-from quantkit.exporting.quantized_weights import WeightPair
-from quantkit.exporting.switched import LOGITS, damage, damages
-from quantkit.exporting.tensor_runs import TensorRuns
+from quantkit.exporting.diagnosis.quantized_weights import WeightPair
+from quantkit.exporting.diagnosis.switched import LOGITS, damage, damages
+from quantkit.exporting.diagnosis.tensor_runs import TensorRuns
 from quantkit.onnx_runtime.graph_tensors import input_names, load_float_graph
 from quantkit.progress import Progress, silent
 from quantkit.results import DataInfo, Diagnosis, GraphInfo, TensorError

@@ -14,8 +14,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from quantkit.exporting.graphs import scopes_of
-from quantkit.exporting.quantized_graph import (
+from quantkit.exporting.diagnosis.quantized_graph import (
     LAYOUT,
     OUTPUT_SCALE,
     PRODUCTS,
@@ -25,6 +24,7 @@ from quantkit.exporting.quantized_graph import (
     readers,
     real_output,
 )
+from quantkit.exporting.graphs import scopes_of
 
 SUFFIXES: Final = (
     "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_DequantizeLinear_Output",

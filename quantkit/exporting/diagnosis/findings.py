@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from quantkit.exporting.error_sums import NEGLIGIBLE
+from quantkit.exporting.diagnosis.error_sums import NEGLIGIBLE
 from quantkit.results import Finding, QuantizerDiagnosis
 from quantkit.results.diagnosis import Severity
 
