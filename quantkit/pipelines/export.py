@@ -39,6 +39,7 @@ from quantkit.progress import Progress, silent
 from quantkit.quantization import require_ranges
 from quantkit.recipe import Recipe
 from quantkit.results import AutoResult, Export, Ranges, read_json, write_json
+from quantkit.results.environment import environment
 from quantkit.sweeps import digest_of
 
 RESULT: Final = "export.json"
@@ -107,7 +108,17 @@ def _ranges_and_text(
             job.bos,
             allow_overlap=job.allow_overlap,
         )
-        ranges = ranges_into(loaded, calib, folder, job.batch_size, progress, method=job.method)
+        if not job.full_recipe.needs_ranges:
+            return no_ranges(loaded, calib, job.batch_size), held
+        ranges = ranges_into(
+            loaded,
+            calib,
+            folder,
+            job.batch_size,
+            progress,
+            method=job.method,
+            points=points_of(job.full_recipe),
+        )
         return ranges, held
     ranges = read_ranges(job.ranges)
     held = held_out(
@@ -170,6 +181,17 @@ def ranges_into(
         points=points,
         batch_size=batch_size,
         progress=progress,
+    )
+
+
+def no_ranges(loaded: LoadedModel, text: TokenSlice, batch_size: int) -> Ranges:
+    """Returns the ranges of a recipe that reads none: nothing is calibrated."""
+    return Ranges(
+        model=loaded.info(),
+        data=text.info(batch_size),
+        method="none",
+        environment=environment(),
+        tensors={},
     )
 
 

@@ -31,7 +31,7 @@ from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.quantization import smoothed
 from quantkit.results import Accuracy, Ranges, Trial, read_json, write_json
 from quantkit.search.candidates import Candidate
-from quantkit.tasks import Metric, TextForward
+from quantkit.tasks import Metric, Rows, TextForward
 from quantkit.tasks.task import Task
 
 ALL: Final = slice(None)
@@ -63,13 +63,17 @@ def session_forward(session: DecoderSession) -> TextForward:
     return forward
 
 
-def scored(session: DecoderSession, task: Task[TextForward], units: slice = ALL) -> Metric:
-    """Returns the first metric of a task, of a graph, over these of its units."""
-    forward = session_forward(session)
+def rows_of(forward: TextForward, task: Task[TextForward]) -> Rows:
+    """Returns a task's rows, in the order of its items."""
     found: dict[int, Any] = {}
     for items in task.batches:
         found |= dict(zip(items, task.run(forward, items), strict=True))
-    metric = task.scores(np.stack([found[index] for index in sorted(found)])).metrics[0]
+    return np.stack([found[index] for index in sorted(found)])
+
+
+def scored(session: DecoderSession, task: Task[TextForward], units: slice = ALL) -> Metric:
+    """Returns the first metric of a task, of a graph, over these of its units."""
+    metric = task.scores(rows_of(session_forward(session), task)).metrics[0]
     return replace(
         metric,
         total=metric.total[units],
