@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import remove_unused_initializers
-from quantkit.exporting.linears import LinearNode, find_linears
+from quantkit.exporting.linears import LinearNode, find_linears, turns_input
 from quantkit.exporting.prepare import is_control_flow
 from quantkit.exporting.rewrite_conv import (
     BITS,
@@ -81,6 +81,11 @@ def graph_layers(model: ir.Model, recipe: Recipe) -> GraphLayers:
     if any(linear.node is head for linear in linears):
         linears = [linear for linear in linears if linear.node is not head]
         left.append("the vocabulary projection stays in float, as in a model of transformers")
+    turned = sum(_is_constant(node.inputs[1]) for node in model.graph if turns_input(node))
+    if turned and not recipe.is_float:
+        left.append(
+            f"{turned} Gemm nodes with transA stay in float: their inputs lie on the first axis"
+        )
     convs, transposed = find_convs(model), _count(model, "ConvTranspose")
     inputs = recipe.activations
     fits = (
@@ -104,8 +109,7 @@ def graph_layers(model: ir.Model, recipe: Recipe) -> GraphLayers:
         nested = f"; {inner} If or Loop nodes hold graphs of their own, left as they are"
         raise InputError(
             f"the graph has no MatMul, Gemm{' or Conv' if fits else ''} with constant weights for "
-            f"recipe {recipe}{nested if inner else ''}."
-            + ("" if fits or not left else f" ({left[0]})")
+            f"recipe {recipe}{nested if inner else ''}." + (f" ({left[0]})" if left else "")
         )
     return GraphLayers(linears=linears, convs=convs, left=tuple(left))
 
@@ -150,6 +154,10 @@ def _input(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None  # a layer's first input is not optional
     return value
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None
 
 
 def _count(model: ir.Model, operation: str) -> int:

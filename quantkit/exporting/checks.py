@@ -30,7 +30,7 @@ _INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger")
 _SHOWN = 300
 
 
-def check_graph(path: Path, domains: Collection[str]) -> None:
+def check_graph(path: Path, domains: Collection[str], *, unread: Collection[str] = ()) -> None:
     """Returns where the file holds what it should; subgraphs and functions are looked into as well.
 
     ONNX's checker and strict shape inference with data propagation (nodes of other domains than
@@ -40,6 +40,7 @@ def check_graph(path: Path, domains: Collection[str]) -> None:
 
     Args:
         domains: Those that the graph may use, `ai.onnx` for ONNX's own.
+        unread: Inputs that nothing need read, of a file that somebody else wrote so.
 
     Raises:
         InputError: no such file, or it is no ONNX file.
@@ -55,7 +56,7 @@ def check_graph(path: Path, domains: Collection[str]) -> None:
     _check_data_files(model, path)
     _check_opset(model, path)
     _check_scales(model, path)
-    _check_readers(model, path)
+    _check_readers(model, path, unread)
     _check_schemas(path)
 
 
@@ -123,12 +124,12 @@ def _check_scales(model: ir.Model, path: Path) -> None:
             )
 
 
-def _check_readers(model: ir.Model, path: Path) -> None:
+def _check_readers(model: ir.Model, path: Path, unread: Collection[str]) -> None:
     for node in _nodes(model):
         if node.op_type == _QUANTIZE and not _is_read_as_real(node.outputs[0]):
             raise _fault(path, f"no DequantizeLinear reads what {_place(node)} writes")
     for value in model.graph.inputs:
-        if not value.uses() and not value.is_graph_output():
+        if not value.uses() and not value.is_graph_output() and value.name not in unread:
             raise _fault(path, f"nothing reads the graph input {value.name!r}")
     for name, value in _initializers(model):
         if not value.uses() and not value.is_graph_output():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +26,8 @@ _SIGNED = {4: ir.DataType.INT4, 8: ir.DataType.INT8, 16: ir.DataType.INT16}
 _UNSIGNED = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8, 16: ir.DataType.UINT16}
 _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_ON_A_GRID: Final = re.compile("(?i:quantize)|^Q[A-Z]|Integer|NBits|Bnb4")
+"""Operators of ONNX and of com.microsoft that read or write integers in place of real numbers."""
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -103,6 +108,22 @@ def _move(aside: Path, folder: Path, graph: str, data: str) -> None:
         for name in kept:
             os.replace(aside / _OLD / name, folder / name)
         raise
+
+
+def quantized_nodes(model: ir.Model) -> Counter[str]:
+    """Returns how many nodes of each quantized operator there are, subgraphs and functions too.
+
+    Names alone tell, whatever the domain: QuantizeLinear, QLinear operators, QGemm, QAttention,
+    MatMulInteger, MatMulNBits, GatherBlockQuantized, DynamicQuantizeLSTM and their like.
+    """
+    return Counter(node.op_type for node in all_nodes(model) if _ON_A_GRID.search(node.op_type))
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yields the nodes of the graph, of the graphs inside of nodes, and of functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
 
 
 def strip_metadata(model: ir.Model) -> None:

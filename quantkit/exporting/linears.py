@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quantkit.errors import InputError
-from quantkit.exporting.graphs import scopes_of
+from quantkit.exporting.graphs import constant, scopes_of
 
 ModuleLinears = Mapping[str, Tensor | nn.Module]
 """Module name -> its weight `[out, in]`, or the module that holds it."""
@@ -84,7 +84,7 @@ def match_linears(model: ir.Model, module_linears: ModuleLinears) -> list[Linear
 
 
 def find_linears(model: ir.Model) -> list[LinearNode]:
-    """Returns every MatMul and Gemm with a constant matrix, in graph order.
+    """Returns every MatMul and Gemm with a constant matrix, in graph order; none with `transA`.
 
     A layer's name is its node's, or `<operation>_<number>` where that has none; of two nodes of
     one name the second one's ends in `#2`.
@@ -106,15 +106,21 @@ def find_linears(model: ir.Model) -> list[LinearNode]:
     return found
 
 
+def turns_input(node: ir.Node) -> bool:
+    """Returns whether the node is a Gemm that transposes its input."""
+    return node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0
+
+
 def without_bias(model: ir.Model, linear: LinearNode) -> LinearNode:
     """Returns the layer with its bias, where it is a Gemm that has one, in an Add behind it.
 
     ONNX Runtime computes a Gemm in integers only if its bias is an integer, too. Beside one in
-    float it would turn input and weight back, and lose the time that the grids were to save.
+    float it would turn input and weight back, and lose the time that the grids were to save. A
+    `beta` is multiplied into the bias: beforehand where that is a constant, else as the graph runs.
     """
     node = linear.node
-    beta = node.attributes.get_float("beta", 1.0)
-    if node.op_type != "Gemm" or len(node.inputs) < 3 or node.inputs[2] is None or beta != 1.0:
+    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
+    if bias is None:
         return linear
     scopes, old = dict(node.metadata_props), node.outputs[0]
     product = ir.node(
@@ -126,7 +132,7 @@ def without_bias(model: ir.Model, linear: LinearNode) -> LinearNode:
     )
     total = ir.node(
         "Add",
-        [product.outputs[0], node.inputs[2]],
+        [product.outputs[0], _scaled_bias(model, linear, bias)],
         name=f"{linear.module}/bias",
         metadata_props=scopes,
     )
@@ -136,6 +142,23 @@ def without_bias(model: ir.Model, linear: LinearNode) -> LinearNode:
         model.graph, node, [node], [product, total], [old], total.outputs
     )
     return replace(linear, node=product)
+
+
+def _scaled_bias(model: ir.Model, linear: LinearNode, bias: ir.Value) -> ir.Value:
+    """Returns `beta * bias` of a Gemm."""
+    beta = np.float32(linear.node.attributes.get_float("beta", 1.0))
+    if beta == 1.0:
+        return bias
+    name = f"{linear.module}/scaled_bias"
+    if bias.const_value is not None:
+        array = np.asarray(bias.const_value.numpy(), np.float32) * beta
+        return constant(model, name, array, ir.DataType.FLOAT)
+    factor = constant(model, f"{linear.module}/beta", np.asarray(beta), ir.DataType.FLOAT)
+    scaled = ir.node("Mul", [bias, factor], name=name)
+    scaled.outputs[0].name = f"{name}_output"
+    scaled.outputs[0].shape, scaled.outputs[0].type = bias.shape, bias.type
+    model.graph.insert_before(linear.node, scaled)
+    return scaled.outputs[0]
 
 
 def linear_weight(name: str, module: Tensor | nn.Module) -> Tensor:
@@ -152,8 +175,13 @@ def _digest(array: NDArray[np.generic]) -> str:
 
 
 def _constant_operand(node: ir.Node) -> tuple[ir.Value, bool] | None:
-    """Returns the rank-2 constant of a linear layer and whether it is `[out, in]`."""
+    """Returns the rank-2 constant of a linear layer and whether it is `[out, in]`.
+
+    None for a Gemm with `transA`: its tokens lie on the last axis, where the passes expect inputs.
+    """
     if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
+        return None
+    if turns_input(node):
         return None
     value = node.inputs[1]
     if value is None or value.const_value is None or len(value.const_value.shape) != 2:

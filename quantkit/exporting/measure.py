@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -31,8 +31,8 @@ def latency(
 ) -> dict[str, float]:
     """Returns the median milliseconds of a call, by the sessions' names.
 
-    The sessions take turns, every second round backwards, so that a machine that slows down slows
-    all of them. Prefill: `cached` 0. Decoding: one token more than `cached`.
+    The sessions take turns, see `alternating`. Prefill: `cached` 0. Decoding: one token more than
+    `cached`.
 
     Args:
         ids: `[batch, tokens]`. The first `cached` ones stand in each session's own cache, filled
@@ -57,11 +57,30 @@ def latency(
         if not session.layout.past:
             raise InputError(f"graph {name!r} has no cache that {cached} tokens could stand in.")
         past[name] = session.run(tokens[:, :cached]).present
-    times: dict[str, list[float]] = {name: [] for name in sessions}
+
+    def call(name: str) -> Callable[[], object]:
+        return lambda: sessions[name].run(tokens[:, cached:], None, past[name])
+
+    return alternating({name: call(name) for name in sessions}, repeats)
+
+
+def alternating(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Returns the median milliseconds of each call, by name, without the first one.
+
+    They take turns, every second round backwards, so that a machine that slows down slows all.
+
+    Raises:
+        InputError: no call or no repeat.
+    """
+    if not calls or repeats < 1:
+        raise InputError(
+            f"expected at least 1 call and 1 repeat to time, got {len(calls)} and {repeats}."
+        )
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(_WARMUP + repeats):
-        for name in sessions if turn % 2 else reversed(list(sessions)):
+        for name in calls if turn % 2 else reversed(list(calls)):
             start = time.perf_counter()
-            sessions[name].run(tokens[:, cached:], None, past[name])
+            calls[name]()
             if turn >= _WARMUP:
                 times[name].append((time.perf_counter() - start) * 1e3)
     return {name: statistics.median(spent) for name, spent in times.items()}

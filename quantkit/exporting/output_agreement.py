@@ -7,12 +7,9 @@ nothing grows with the number of batches.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,27 +18,9 @@ from numpy.typing import NDArray
 
 from quantkit.errors import InputError
 from quantkit.onnx_runtime import GraphBatch
+from quantkit.onnx_runtime.sessions import MESSAGE, first_line
 
 Feeds = Mapping[str, NDArray[Any]]
-_QUIET: Final = 3
-_FLOAT_ACTIVATIONS: Final = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""Weights-only graphs keep float activations, as written; see `onnx_runtime.decoder`."""
-_MESSAGE: Final = 200
-
-
-def open_graph(path: Path) -> ort.InferenceSession:
-    """Returns a session on the CPU with all of ONNX Runtime's optimisations.
-
-    Raises:
-        InputError: ONNX Runtime refuses the file.
-    """
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.add_session_config_entry(*_FLOAT_ACTIVATIONS)
-    try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own classes share no base but Exception
-        raise InputError(f"ONNX Runtime cannot load {path}: {_line(error)}") from error
 
 
 @dataclass(kw_only=True, eq=False)
@@ -173,20 +152,6 @@ def compare_outputs(
     )
 
 
-def paired_milliseconds(
-    reference: ort.InferenceSession, candidate: ort.InferenceSession, feeds: Feeds, repeats: int = 3
-) -> tuple[float, float]:
-    """Returns the median milliseconds of a call of each; they take turns, the first is dropped."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(repeats + 1):
-        for session, spent in zip((reference, candidate), times, strict=True):
-            start = time.perf_counter()
-            session.run(None, dict(feeds))
-            if turn:
-                spent.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
 def run_graph(
     session: ort.InferenceSession, names: Sequence[str], feeds: Feeds
 ) -> dict[str, NDArray[Any]]:
@@ -200,7 +165,7 @@ def run_graph(
     except Exception as error:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in feeds.items())
         raise InputError(
-            f"ONNX Runtime cannot run the graph: {_line(error)} (given {shapes[:_MESSAGE]})"
+            f"ONNX Runtime cannot run the graph: {first_line(error)} (given {shapes[:MESSAGE]})"
         ) from error
 
 
@@ -238,7 +203,3 @@ def _rows(x: NDArray[Any], real: NDArray[np.bool_] | None) -> NDArray[Any]:
     if real is not None and x.shape[:2] == real.shape:
         x = x[real]
     return x.reshape(-1, x.shape[-1] if x.ndim > 1 and x.shape[-1] else 1)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_MESSAGE]

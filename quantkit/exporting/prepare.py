@@ -15,8 +15,6 @@ What an If, Loop or Scan computes inside is left as it is.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +31,11 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from quantkit.errors import InputError
-from quantkit.exporting.graphs import remove_unused_initializers, strip_metadata
+from quantkit.exporting.graphs import (
+    quantized_nodes,
+    remove_unused_initializers,
+    strip_metadata,
+)
 from quantkit.onnx_runtime import load_float_graph
 
 LEAST_OPSET: Final = 21
@@ -41,17 +43,6 @@ LEAST_OPSET: Final = 21
 _IR_VERSION: Final = 10
 """The one that came with it; older readers know no 4-bit tensors."""
 _LAYERS: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-_ON_A_GRID: Final = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "DynamicQuantizeLinear",
-    "MatMulInteger",
-    "ConvInteger",
-    "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat",
-    "MatMulNBits",
-    "MatMulBnb4",
-)
 _WRONG_TYPES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _TURNS: Final = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Flatten")
 """Nodes that only turn a weight: they are folded however large it is."""
@@ -94,18 +85,8 @@ def is_control_flow(node: ir.Node) -> bool:
     return any(attribute.type in kinds for attribute in node.attributes.values())
 
 
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
-
-
 def _require_float(model: ir.Model, path: Path) -> None:
-    found = Counter(
-        node.op_type
-        for node in _nodes(model)
-        if node.op_type in _ON_A_GRID or node.op_type.startswith("QLinear")
-    )
+    found = quantized_nodes(model)
     if found:
         said = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
         raise InputError(f"{path} is quantized already ({said}): expected the float graph.")

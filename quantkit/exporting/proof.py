@@ -165,7 +165,7 @@ def export_and_prove(
     else:
         _copy(float_graph, folder)
     path = folder / MODEL_FILE
-    check_graph(path, form.domains)
+    check_graph(path, dataclasses.replace(form, recipe=recipe).domains)
     progress(f"exporting {loaded.name}: accuracy and latency", 4, steps)
     accuracy = accuracy_of(float_session, session, evaluation, batch_size=batch_size, seed=seed)
     latency_ms = latencies_of(float_session, session, evaluation)
@@ -300,5 +300,5 @@ def _files(folder: Path) -> list[FileInfo]:
             bytes=path.stat().st_size,
             sha256=sha256_of(path),
         )
-        for path in sorted(folder.glob("**/model.onnx*"))
+        for path in sorted([*folder.glob(f"{MODEL_FILE}*"), *folder.glob(f"float/{MODEL_FILE}*")])
     ]

@@ -32,7 +32,9 @@ from quantkit.exporting.graph_ranges import (
     with_real_input,
 )
 from quantkit.exporting.graphs import (
+    all_nodes,
     constant,
+    quantized_nodes,
     remove_unused_initializers,
     save_graph,
     scopes_of,
@@ -56,7 +58,8 @@ COUNT_KEY: Final = "quantkit.quantizers"
 """Of the graph's metadata: how many weights, inputs and maps are on a grid; 0 is possible in a
 component without linear layers."""
 _POINTS: Final = ("linear_input", "attention_logit")
-_ON_A_GRID: Final = re.compile("Quantize|QLinear|Integer|NBits|Bnb4")
+_LOGIT: Final = "attention_logit/"
+_LOGIT_NAME: Final = re.compile(rf"{_LOGIT}\d+/map \d+")
 _LEAST_OPSET: Final = 18
 """What the passes' operators need; wide and narrow types need `_TYPES_OPSET`."""
 _TYPES_OPSET: Final = 21
@@ -86,13 +89,15 @@ class QuantkitQuantizer(ExportQuantizer):
             `generate` for `export_for_generation`. None: the export's own sample inputs, with
             transformers' warning. Recipes without static ranges read none.
         ranges: `Ranges.tensors` of a `ranges.json`, by the same names, instead of calibration.
-        keep: Names of quantizers that stay in float: `linear_input/<module>`, `weight/<module>`.
+        keep: Names of quantizers that stay in float: `linear_input/<module>`, `weight/<module>`,
+            `attention_logit/<layer>/map <n>`.
         storage: How weights by group are held, `qdq` or `matmulnbits`; None: as the name says.
         method: How ranges are chosen from what was seen, e.g. `mse,attention_logit=minmax`.
         attention_bits: Below 16, attention logits too: pre-mask, static, a range a head.
 
     Raises:
-        InputError: an unknown recipe, method or storage, or one that only the command can do.
+        InputError: an unknown recipe, method or storage, or one that only the command can do; a
+            name in `keep` of no form.
     """
 
     supported_formats: ClassVar[tuple[Backend, ...]] = (Backend.ONNX,)  # type: ignore[misc]
@@ -128,6 +133,12 @@ class QuantkitQuantizer(ExportQuantizer):
                 "transformers' runner fills: `quantkit export MODEL` writes such a graph."
             )
         require_unordered(self.methods)
+        for name in self.keep:
+            if name.startswith(_LOGIT) and not _LOGIT_NAME.fullmatch(name):
+                raise InputError(
+                    f"to keep in float: {name!r} is no name of a logit; expected "
+                    f"'{_LOGIT}<layer>/map <n>', e.g. '{_LOGIT}0/map 1'."
+                )
 
     def quantize(
         self, model: ir.Model, sample_inputs: dict[str, Any], export_format: Backend
@@ -151,7 +162,7 @@ class QuantkitQuantizer(ExportQuantizer):
         linears = named_linears(quantized) if recipe.weights or recipe.activations else []
         kinds = ("weight", "linear_input")
         known = [f"{kind}/{linear.module}" for kind in kinds for linear in linears]
-        linear_keep = [name for name in self.keep if not name.startswith("attention_logit/")]
+        linear_keep = [name for name in self.keep if not name.startswith(_LOGIT)]
         require_known(linear_keep, known, "to keep in float")
         ranges = self._ranges(quantized, linears, sample_inputs)
         shared = len({linear.node.inputs[1] for linear in linears}) < len(linears)
@@ -183,7 +194,7 @@ class QuantkitQuantizer(ExportQuantizer):
         observed = model.clone()
         valid: dict[str, list[list[str]]] = {}
         if recipe.logits is not None and recipe.logits.range == "static" and _has_attention(model):
-            kept = {int(n.split("/")[1]) for n in self.keep if n.startswith("attention_logit/")}
+            kept = {int(n.split("/")[1]) for n in self.keep if n.startswith(_LOGIT)}
             logits = [logit for logit in find_logits(observed) if logit.layer not in kept]
             valid = add_valid_logits(observed, logits, recipe.logits)
         inputs = recipe.activations
@@ -278,12 +289,13 @@ def _has_attention(model: ir.Model) -> bool:
 
 
 def _require_float(model: ir.Model) -> None:
-    for node in model.graph.all_nodes():
-        if _ON_A_GRID.search(node.op_type):
-            raise InputError(
-                f"the graph is quantized already: node {node.name!r} is a {node.op_type}. Expected "
-                "the float graph."
-            )
+    found = quantized_nodes(model)
+    if found:
+        node = next(node for node in all_nodes(model) if node.op_type in found)
+        raise InputError(
+            f"the graph is quantized already: node {node.name!r} is a {node.op_type}. Expected "
+            "the float graph."
+        )
     weights = {v for n in model.graph if n.op_type in ("MatMul", "Gemm") for v in n.inputs[:2]}
     for value in weights:
         if value is not None and value.is_initializer() and value.dtype != ir.DataType.FLOAT:

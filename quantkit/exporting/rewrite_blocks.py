@@ -23,7 +23,7 @@ from torch import Tensor
 from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import constant, storage_dtype
-from quantkit.exporting.linears import LinearNode
+from quantkit.exporting.linears import LinearNode, turns_input
 from quantkit.jobs import Storage
 from quantkit.numerics.affine import (
     check_range,
@@ -137,12 +137,12 @@ def _as_matmulnbits(
             f"MatMulNBits holds 4 or 8 bits in groups of 16, 32, 64, ...; got {bits} bits in "
             f"groups of {group_size}: change the recipe, or --storage qdq."
         )
-    turns = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0
     scales = node.op_type == "Gemm" and node.attributes.get_float("alpha", 1.0) != 1.0
-    if turns or scales:
+    has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+    if turns_input(node) or scales or has_bias:
         raise InputError(
-            f"{linear.module}: MatMulNBits cannot stand for a Gemm with transA or alpha: use "
-            "--storage qdq."
+            f"{linear.module}: MatMulNBits cannot stand for a Gemm with transA, alpha or a bias: "
+            "use --storage qdq."
         )
     outputs, inputs = integers.shape
     packed = _packed(integers, bits, group_size)

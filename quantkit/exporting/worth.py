@@ -36,6 +36,7 @@ def accuracy_of(
         change=change,
         change_low=low,
         change_high=high,
+        loss=change - 1.0,
         units=len(scores[0]),
     )
 

@@ -17,6 +17,7 @@ from quantkit.jobs.checks import (
 )
 from quantkit.jobs.choices import ATTENTION_BITS, DEFAULT_TEXT, OPSETS, SHIPPED_PAIR
 from quantkit.jobs.export import check_export, with_attention_bits
+from quantkit.jobs.formats import ExportFormat
 from quantkit.jobs.sweep import NamedModel, SweepJob
 from quantkit.jobs.tasks import PerplexitySpec, parse_task, reads_text
 from quantkit.recipe import UNQUANTIZED_BITS, Recipe
@@ -90,6 +91,11 @@ class CompareJob:
         check_grid(self.bits, self.granularity)
         check_choice("opset", self.opset, OPSETS)
         check_choice("attention-bits", self.attention_bits, ATTENTION_BITS)
+        form = ExportFormat.parse(self.recipe)
+        if form.is_auto or form.is_half:
+            raise InputError(
+                f"compare exports a recipe, got {self.recipe!r}: use quantkit export for it."
+            )
         check_export(self.full_recipe, self.dtype, self.seq_len)
         if self.sweep(self.models if self.has_static else ()).reads_images:
             raise InputError(

@@ -88,7 +88,9 @@ class ExportJob:
             check_choice("storage", self.storage, STORAGES)
         if self.ranges is not None:
             check_unread(self, ("calib", "samples", "bos", "method"), "--ranges RUN")
-        if not self.is_graph:
+        if self.is_graph:
+            check_unread(self, ("layout",), "an .onnx file, whose names stay")
+        else:
             check_unread(self, ("tokenizer",), "a model that is no .onnx file")
         if self.format.is_auto:
             self._check_auto()
@@ -97,6 +99,7 @@ class ExportJob:
         check_export(self.full_recipe, self.dtype, self.seq_len)
 
     def _check_auto(self) -> None:
+        check_unread(self, ("ranges", "keep"), "--quantize auto, which finds both")
         if self.max_drop is None:
             raise InputError(
                 "--quantize auto needs a budget: expected e.g. --max-drop 1%, relative for "

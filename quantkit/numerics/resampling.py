@@ -117,6 +117,34 @@ def paired_interval(a: Ratio, b: Ratio, values_a: Values, values_b: Values) -> t
     return min(lo, low * scale), max(hi, high * scale)
 
 
+def paired_change(a: Ratio, b: Ratio, values_a: Values, values_b: Values) -> tuple[float, float]:
+    """Returns (lo, hi) of what `a` changed against `b` over the same units, two-sided at 95 %.
+
+    Of exponentials the ratio, else the difference as `paired_interval`. Both ends are the wider of
+    the percentiles and Student's t (see `is_level`), so that a few units that happen to lose the
+    same are not taken for certainty. NaN with fewer than `LEAST_UNITS` units, or where a figure is
+    not finite.
+    """
+    units = len(a.total)
+    if units < LEAST_UNITS:
+        return math.nan, math.nan
+    if a.link != "exp":
+        lo, hi = paired_interval(a, b, values_a, values_b)
+        if _are_shares(a, b):
+            return lo, hi
+        middle, reach = a.value - b.value, _student_reach(a, b)
+        return min(lo, middle - reach), max(hi, middle + reach)
+    with np.errstate(all="ignore"):
+        ratios = values_a / values_b
+    if not np.isfinite(ratios).all():
+        return math.nan, math.nan
+    lo, hi = _percentiles(ratios)
+    pull = _influence(a) / a.value - _influence(b) / b.value
+    reach = math.exp(_student_quantile(units - 1) * float(pull.std(ddof=1)) / math.sqrt(units))
+    middle = a.value / b.value
+    return min(lo, middle / reach), max(hi, middle * reach)
+
+
 def is_level(
     a: Ratio,
     b: Ratio,

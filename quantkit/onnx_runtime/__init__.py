@@ -2,7 +2,8 @@
 
 * `decoder`: which input and output is what, and a run with a cache that may be empty;
 * `graph_tensors`: which tensors of a graph a range is for, and the graph that hands them out;
-* `observe`: batches through that graph, one `Bundle` a tensor, in bounded memory.
+* `observe`: batches through that graph, one `Bundle` a tensor, in bounded memory;
+* `sessions`: sessions of any graph, and ONNX Runtime's refusals in one line.
 """
 
 from quantkit.onnx_runtime.decoder import (
@@ -15,6 +16,7 @@ from quantkit.onnx_runtime.decoder import (
 )
 from quantkit.onnx_runtime.graph_tensors import linear_inputs, load_float_graph
 from quantkit.onnx_runtime.observe import GraphBatch, observe_graph
+from quantkit.onnx_runtime.sessions import open_graph
 
 __all__ = [
     "CacheInput",
@@ -27,4 +29,5 @@ __all__ = [
     "load_float_graph",
     "observe_graph",
     "open_decoder",
+    "open_graph",
 ]

@@ -34,15 +34,12 @@ from quantkit.onnx_runtime.graph_tensors import (
     reduced_to,
     shapes_of,
 )
+from quantkit.onnx_runtime.sessions import MESSAGE, first_line, open_graph
 from quantkit.progress import Progress, silent
 
-_QUIET: Final = 3
-"""ONNX Runtime's severity "error": it writes warnings to stderr by itself, the library does not."""
-_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _FLOAT_BYTES: Final = 4
 _ROW: Final = 256
 """Fewest elements of a scanned row: what is a row does not matter here, but short ones are slow."""
-_MESSAGE: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +104,7 @@ def observe_graph(
             break
     for index, group in enumerate(groups):
         graph = reduced_to(load_float_graph(path), group)
-        session = _open(path, graph, threads)
+        session = open_graph(path, graph, threads=threads)
         del graph
         part = f", part {index + 1} of {len(groups)}" if len(groups) > 1 else ""
         total = len(batches) if isinstance(batches, Sequence) else 0
@@ -133,7 +130,7 @@ def _sizes(
     path: Path, names: list[str], inputs: list[str], batch: GraphBatch, threads: int | None
 ) -> dict[str, int]:
     """Returns the bytes of each tensor in this batch, at 4 bytes an element."""
-    session = _open(path, shapes_of(load_float_graph(path), names), threads)
+    session = open_graph(path, shapes_of(load_float_graph(path), names), threads=threads)
     outputs = [value.name for value in session.get_outputs()]
     shapes = _run(session, outputs, inputs, batch)
     return {
@@ -153,19 +150,6 @@ def _dealt(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         groups[-1].append(name)
         held += size
     return groups
-
-
-def _open(path: Path, graph: bytes, threads: int | None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry(_FOLDER, str(path.absolute().parent))
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    try:
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own classes share no base but Exception
-        raise InputError(f"ONNX Runtime cannot load {path}: {_line(error)}") from error
 
 
 def _run(
@@ -188,7 +172,7 @@ def _run(
     except Exception as error:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in batch.feeds.items())
         raise InputError(
-            f"ONNX Runtime cannot run a batch: {_line(error)} (given {shapes[:_MESSAGE]})"
+            f"ONNX Runtime cannot run a batch: {first_line(error)} (given {shapes[:MESSAGE]})"
         ) from error
     return dict(zip(names, values, strict=True))
 
@@ -242,8 +226,3 @@ def _rows(
             break
         columns *= size
     return x.reshape(-1, columns), None
-
-
-def _line(error: Exception) -> str:
-    """Returns the first line of what ONNX Runtime says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_MESSAGE]

@@ -1,8 +1,9 @@
 """`--quantize auto`: calibration, trials and choice, and then the export of what was chosen.
 
-Four parts of the text, proven apart: ranges and smoothing come from the first, the choice is made
-on the second, the third measures what was chosen. What is only ranked, which inputs may stay in
-float, is ranked on the first blocks of the second.
+Three parts of the text, proven apart: ranges and smoothing come from the first, the choice is made
+on the second, the third measures what was chosen. Which inputs may stay in float is ranked on the
+first blocks of the second. Items of another task are made from text behind the second part; every
+other one is left to the report.
 """
 
 from __future__ import annotations
@@ -18,40 +19,56 @@ from quantkit.calibration import OBSERVATIONS_FILE, RangePlan, choose_ranges
 from quantkit.calibration import load as load_observations
 from quantkit.errors import GateError, InputError
 from quantkit.exporting import LATENCY_TOKENS, export_float_once, float_path
-from quantkit.jobs import CALIBRATION_POINTS, ExportJob, Storage, SweepJob, parse_task
+from quantkit.jobs import (
+    CALIBRATION_POINTS,
+    DEFAULT_WEIGHT_BITS,
+    ExportJob,
+    Storage,
+    SweepJob,
+    config_hash,
+    parse_task,
+)
 from quantkit.jobs.tasks import PerplexitySpec, reads_text
 from quantkit.models import LoadedModel
 from quantkit.models.smoothing_groups import smoothing_groups
 from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.calibrate import calibrate
 from quantkit.pipelines.held_out import HeldOut
+from quantkit.pipelines.runs import ALONE, SEARCH_FOLDER
+from quantkit.pipelines.smoothing import smoothing_of
 from quantkit.pipelines.sweep_subjects import Prepared, seen_text, task_of
 from quantkit.progress import Progress
 from quantkit.quantization import smoothed
-from quantkit.results import AutoResult, Ranges, Trial, read_json, write_json
+from quantkit.results import AutoResult, Ranges, Smoothing, Trial, read_json, write_json
 from quantkit.results.environment import environment
 from quantkit.search import sensitivity
 from quantkit.search.auto import Tried, choose, explore, front
 from quantkit.search.candidates import METHODS, Candidate, Smoothed, first_candidates
-from quantkit.search.judge import Source, TrialBench, accuracy_of
+from quantkit.search.judge import Source, TrialBench, task_accuracy
 from quantkit.tasks import Perplexity
 from quantkit.tasks.task import Task
 
 AUTO_FILE: Final = "auto.json"
-SEARCH_FOLDER: Final = "search"
-RANKED_BLOCKS: Final = 4
+RANKED_BLOCKS: Final = 2
 """Blocks that inputs are ranked on: the worst ones stand out after a few."""
+WORDS: Final[dict[Smoothed, str]] = {
+    "none": "as-it-is",
+    "auto": "smoothed",
+    "0.5": "smoothed-0.5",
+}
+"""Folders of what is made for each smoothing."""
 MORE_TASKS: Final = 2
 """A task that is no text is measured whole, and every other item is left to the report."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """The three parts of the text."""
+    """The three parts of the text; `shared`: blocks that the last one has of the others."""
 
     calib: TokenSlice
     search: TokenSlice
     report: TokenSlice
+    shared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,13 +107,15 @@ def parts_of(job: ExportJob, loaded: LoadedModel) -> Parts:
         search=after(0, job.search_samples),
         report=after(job.search_samples, job.eval_samples),
     )
+    shared = 0
     for one, other, what in (
         (parts.calib, parts.search, "calibration and the search"),
         (parts.calib, parts.report, "calibration and evaluation"),
         (parts.search, parts.report, "the search and evaluation"),
     ):
-        require_disjoint(one, other, what, allow=job.allow_overlap)
-    return parts
+        found = require_disjoint(one, other, what, allow=job.allow_overlap)
+        shared += found if other is parts.report else 0
+    return replace(parts, shared=shared)
 
 
 def search_export(job: ExportJob, loaded: LoadedModel, folder: Path, progress: Progress) -> Chosen:
@@ -131,12 +150,15 @@ def search_export(job: ExportJob, loaded: LoadedModel, folder: Path, progress: P
         """Measures what was chosen on what the choice has not seen, where that is no text."""
         if not isinstance(task, Perplexity):
             rest = slice(1, None, MORE_TASKS)
-            reported = accuracy_of(graph, float_path(folder), task, rest, job.seed)
+            reported = task_accuracy(graph, float_path(folder), task, rest, job.seed)
             write_json(path, replace(found, reported=reported))
 
-    return Chosen(
-        candidate=candidate, ranges=ranges, held=HeldOut(text=parts.report), finish=finish
-    )
+    return Chosen(candidate=candidate, ranges=ranges, held=_held(parts), finish=finish)
+
+
+def _held(parts: Parts) -> HeldOut:
+    said = f"this text shares {parts.shared} blocks with what was calibrated or chosen on."
+    return HeldOut(text=parts.report, shared=parts.shared, warnings=(said,) if parts.shared else ())
 
 
 def _search(
@@ -165,7 +187,12 @@ def _search(
             "data": task.data.sha256,
             "task": task.name,
             "budget": repr(job.max_drop),
-            "seed": str(job.seed),
+            "config": config_hash(job),
+            "versions": " ".join(
+                f"{name} {version}"
+                for name, version in environment().items()
+                if name in ("quantkit", "onnxruntime", "torch")
+            ),
         },
         source=sources.source,
     )
@@ -178,7 +205,7 @@ def _search(
         return bench.judge(candidate)
 
     candidates = first_candidates(
-        smoothings=("none", "auto") if smoothing_groups(loaded.model) else ("none",),
+        can_smooth=bool(smoothing_groups(loaded.model)),
         methods=tuple(dict.fromkeys((job.method, *METHODS))),
         storage=_storage(job),
         logits=job.full_recipe.logits,
@@ -190,6 +217,7 @@ def _search(
         model=loaded.info(),
         data=task.data,
         calibration=sources.calib.info(job.batch_size),
+        chosen_on=len(base.total),
         ranked_on=RANKED_BLOCKS,
         environment=environment(),
         task=task.name,
@@ -223,6 +251,7 @@ def _reason(best: Tried | None, trials: Sequence[Trial], max_drop: float) -> str
 def _same(path: Path, found: AutoResult, loaded: LoadedModel, task: Task[Any]) -> AutoResult:
     """Returns what an earlier run chose, if model and items are still the same."""
     for what, then, now in (
+        ("task", found.task, task.name),
         ("model", found.model.sha256, loaded.sha256),
         ("data", found.data.sha256, task.data.sha256),
     ):
@@ -243,11 +272,11 @@ class _Sources:
     calib: TokenSlice
     folder: Path
     progress: Progress
-    known: dict[Smoothed, Ranges] = field(default_factory=dict)
+    known: dict[tuple[Smoothed, bool], Ranges] = field(default_factory=dict)
 
     def float_graph(self, smoothing: Smoothed) -> Path:
         """Returns the float graph of the model, smoothed or as it is."""
-        scales = {} if smoothing == "none" else self._ranges(smoothing).smoothing
+        scales = {} if smoothing == "none" else self._smoothing(smoothing)
         self.progress(f"exporting the float graph ({_word(smoothing)})", 0, 1)
         with smoothed(self.loaded.model, scales):
             return export_float_once(
@@ -262,15 +291,14 @@ class _Sources:
 
     def source_ranges(self, candidate: Candidate) -> Ranges:
         """Returns the ranges of a candidate, with its smoothing."""
-        ranges = self._ranges(candidate.smoothing)
+        ranges = self._ranges(candidate.smoothing, candidate.recipe.needs_ranges)
         if candidate.method and candidate.method != self.job.method:
             return self._chosen_by(candidate.method, candidate.smoothing, ranges)
         return ranges
 
     def hand_over(self, smoothing: Smoothed) -> None:
         """Gives the chosen float graph to the export, and removes the other one."""
-        kinds: tuple[Smoothed, ...] = ("none", "auto")
-        for kind in kinds:
+        for kind in WORDS:
             own = float_path(self._folder(kind))
             if not own.parent.is_dir():
                 continue
@@ -286,18 +314,45 @@ class _Sources:
     def _plan(self, method: str) -> RangePlan:
         return RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
 
-    def _ranges(self, smoothing: Smoothed) -> Ranges:
-        if smoothing not in self.known:
-            self.known[smoothing] = calibrate(
-                self.loaded,
-                self.calib,
-                self._folder(smoothing),
-                plan=self._plan(self.job.method),
-                smooth=smoothing == "auto",
-                batch_size=self.job.batch_size,
-                progress=self.progress,
-            )
-        return self.known[smoothing]
+    def _smoothing(self, smoothing: Smoothed) -> dict[str, Smoothing]:
+        if smoothing == "none":
+            return {}
+        return smoothing_of(
+            self.loaded,
+            self.calib,
+            self._folder(smoothing),
+            self._plan(self.job.method),
+            None if smoothing == "auto" else float(smoothing),
+            DEFAULT_WEIGHT_BITS,
+            self.job.batch_size,
+            ALONE,
+            self.progress,
+        )
+
+    def _ranges(self, smoothing: Smoothed, needs_ranges: bool) -> Ranges:
+        key = (smoothing, needs_ranges)
+        if key not in self.known:
+            if needs_ranges:
+                self.known[key] = calibrate(
+                    self.loaded,
+                    self.calib,
+                    self._folder(smoothing),
+                    plan=self._plan(self.job.method),
+                    smooth=smoothing != "none",
+                    alpha=None if smoothing in ("none", "auto") else float(smoothing),
+                    batch_size=self.job.batch_size,
+                    progress=self.progress,
+                )
+            else:
+                self.known[key] = Ranges(
+                    model=self.loaded.info(),
+                    data=self.calib.info(self.job.batch_size),
+                    method="none",
+                    environment=environment(),
+                    tensors={},
+                    smoothing=self._smoothing(smoothing),
+                )
+        return self.known[key]
 
     def _chosen_by(self, method: str, smoothing: Smoothed, ranges: Ranges) -> Ranges:
         recording, _ = load_observations(self._folder(smoothing) / OBSERVATIONS_FILE)
@@ -306,7 +361,7 @@ class _Sources:
 
 
 def _word(smoothing: Smoothed) -> str:
-    return "smoothed" if smoothing == "auto" else "as-it-is"
+    return WORDS[smoothing]
 
 
 def _storage(job: ExportJob) -> Storage:
@@ -339,7 +394,8 @@ def _task(job: ExportJob, loaded: LoadedModel, text: TokenSlice) -> tuple[Task[A
         return Perplexity.of(text, loaded.tokenizer, job.batch_size), slice(None)
     text_of: dict[str, Any] = {}
     if reads_text(spec):  # what a task does not read, a sweep refuses
-        text_of = {"eval": job.eval, "calib": job.calib, "calib_samples": job.samples}
+        read = job.samples + job.search_samples
+        text_of = {"eval": job.eval, "calib": job.calib, "calib_samples": read}
     sweep = SweepJob(
         models=(job.model,),
         tasks=(job.task,),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.calib_sets.content import file_sha256
 from quantkit.errors import InputError
 from quantkit.exporting.diagnosis.diagnose import check_files, diagnose
 from quantkit.jobs import DiagnoseJob
-from quantkit.pipelines.graph_samples import graph_samples
+from quantkit.jobs.choices import DEFAULT_TEXT
+from quantkit.onnx_runtime import GraphBatch, open_graph
+from quantkit.pipelines.graph_inputs import MASK, beside, graph_data, inputs_of
 from quantkit.pipelines.runs import running
 from quantkit.progress import Progress, silent
 from quantkit.results import Diagnosis, read_json, write_json
@@ -32,22 +39,22 @@ def run_diagnose(job: DiagnoseJob, *, progress: Progress = silent) -> Path:
                         "--out, or --force."
                     )
             return run.folder
-        model, _ = check_files(paths[0], paths[1])
-        folders = [path.absolute().parent for path in paths]
-        samples = graph_samples(
-            model,
-            job.calib,
-            folders=list(dict.fromkeys([*folders, *(folder.parent for folder in folders)])),
-            tokenizer=job.tokenizer,
-            seq_len=job.seq_len,
+        check_files(paths[0], paths[1])
+        samples = graph_data(
+            DEFAULT_TEXT if job.calib is None else job.calib,
+            paths[0],
+            inputs_of(open_graph(paths[0])),
             samples=job.samples,
+            seq_len=job.seq_len,
             bos=job.bos,
+            tokenizer=job.tokenizer,
+            folders=beside(*paths),
         )
         found = diagnose(
             paths[0],
             paths[1],
-            samples.batches,
-            data=samples.data,
+            [_feeds(batch) for batch in samples],
+            data=samples.samples.info(samples.batch_size),
             measure=job.measure,
             alone_samples=job.alone_samples,
             progress=progress,
@@ -55,3 +62,10 @@ def run_diagnose(job: DiagnoseJob, *, progress: Progress = silent) -> Path:
         write_json(result, found)
         run.finish()
         return run.folder
+
+
+def _feeds(batch: GraphBatch) -> Mapping[str, NDArray[Any]]:
+    """Returns a batch with its mask, which says what is padding also where no graph reads it."""
+    if batch.real is None:
+        return batch.feeds
+    return {MASK: batch.real.astype(np.int64), **batch.feeds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,6 @@ from quantkit.results.environment import environment
 from quantkit.sweeps import digest_of
 
 RESULT: Final = "export.json"
-PERPLEXITY: Final = "perplexity"
 
 
 def run_export(job: ExportJob, *, progress: Progress = silent) -> Path:
@@ -280,12 +280,10 @@ def require_within(folder: Path, job: ExportJob) -> None:
     if job.max_drop is None or not job.format.is_auto:
         return
     reported = read_json(folder / AUTO_FILE, AutoResult).reported or accuracy
-    if reported is None or reported.change is None:
-        return
-    loss = reported.change - 1.0 if reported.metric == PERPLEXITY else -reported.change
-    if loss > job.max_drop:
+    if reported is None or reported.loss is None or not reported.loss <= job.max_drop:
+        values = (math.nan, math.nan) if reported is None else (reported.float, reported.quantized)
         raise GateError(
-            f"{folder}: {reported.metric} {reported.float:.4g} became {reported.quantized:.4g} on "
-            f"text that took no part in the choice, a loss of {loss:.4g}: the budget is "
-            f"{job.max_drop:.4g}. The files stay; search on more (--search-samples)."
+            f"{folder}: on what took no part in the choice the metric of float, {values[0]:.4g}, "
+            f"became {values[1]:.4g}, which is more than the budget of {job.max_drop:.4g} allows. "
+            "The files stay; search on more (--search-samples)."
         )

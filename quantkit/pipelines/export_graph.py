@@ -1,10 +1,9 @@
-"""`export FILE.onnx`: any float graph -> a quantized one, and how far its outputs moved."""
+"""`export FILE.onnx`: any float graph -> a quantized one, its proof, and how far outputs moved."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,33 +16,34 @@ from quantkit.calib_sets import require_disjoint
 from quantkit.calibration import failed_guards, require_trustworthy
 from quantkit.errors import InputError
 from quantkit.exporting.any_graph import GraphLayers, graph_layers, quantize_layers
+from quantkit.exporting.checks import STANDARD, check_graph
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
-from quantkit.exporting.measure import change_of, perplexity_of
-from quantkit.exporting.output_agreement import (
-    OutputAgreement,
-    compare_outputs,
-    open_graph,
-    paired_milliseconds,
-)
-from quantkit.exporting.parity import FLOAT_GATE
+from quantkit.exporting.layer_proof import prove_layers
+from quantkit.exporting.measure import alternating
+from quantkit.exporting.output_agreement import compare_outputs
 from quantkit.exporting.prepare import prepare_graph
+from quantkit.exporting.rewrite_conv import conv_names
 from quantkit.jobs import ExportJob
 from quantkit.models import sha256_of
 from quantkit.numerics.choose import choose_range
 from quantkit.numerics.methods import Method, MovingAverageRange, parse_methods
 from quantkit.numerics.observers import Bundle
-from quantkit.onnx_runtime import observe_graph
+from quantkit.onnx_runtime import observe_graph, open_graph
 from quantkit.pipelines.graph_inputs import GraphData, GraphInput, graph_data, inputs_of
+from quantkit.pipelines.graph_parity import (
+    FLOAT_REFERENCE,
+    accuracy_of,
+    output_entries,
+    proof_entries,
+)
 from quantkit.pipelines.held_out import kept_in_float
 from quantkit.progress import Progress, silent
 from quantkit.recipe import Recipe
 from quantkit.results import (
-    Accuracy,
     DataInfo,
     Export,
     FileInfo,
     ModelInfo,
-    Parity,
     QuantizerInfo,
     Range,
 )
@@ -51,8 +51,8 @@ from quantkit.results.environment import environment
 from quantkit.sweeps.cells import digest
 
 BYTES_AT_ONCE: Final = 1 << 30
-"""Of layers' inputs that calibration may hold at a time, of one batch."""
-FLOAT_REFERENCE: Final = "the float graph in ONNX Runtime"
+"""Of tensors that calibration and proof may hold at a time, of one batch."""
+_REPEATS: Final = 5
 _UNTRUSTED: Final = ("nonfinite", "mask")
 """Guards that stop an export; a layer that fails another one (its input is constant, or was never
 computed) stays in float, and the result says so."""
@@ -66,6 +66,7 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
     Raises:
         InputError: the file is no float ONNX graph, or its inputs cannot be filled; an option that
             needs the torch model; data that calibration and evaluation share.
+        GateError: what was written is no sound graph; one line with the node and its fault.
     """
     path = Path(job.model).expanduser()
     recipe = job.full_recipe
@@ -74,9 +75,10 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
     progress(f"exporting {path.name}: reading", 0, steps)
     graph = prepare_graph(path, opset=job.opset)
     layers = graph_layers(graph, recipe)
-    parameters = _parameters(graph)
+    parameters, domains = _parameters(graph), {_domain(node) for node in graph.graph.all_nodes()}
+    unread = [str(value.name) for value in graph.graph.inputs if not value.uses()]
     reference = open_graph(path)
-    calib, evaluation, shared = _data(job, inputs_of(reference))
+    calib, evaluation, shared = _data(job, path, inputs_of(reference))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".prepared-") as aside:
         prepared = save_graph(graph, Path(aside))
@@ -88,13 +90,28 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
             graph, layers, recipe, ranges=ranges, keep=keep, storage=job.format.storage
         )
         model_path = save_graph(graph, folder)
+        own = dataclasses.replace(job.format, recipe=recipe).domains
+        check_graph(model_path, domains | set(own), unread=unread)
+        sample = next(iter(evaluation.alone))
+        proofs = prove_layers(
+            prepared,
+            model_path,
+            layers,
+            recipe,
+            ranges=ranges,
+            quantizers=[info.name for info in quantizers],
+            feeds=sample.feeds,
+            bytes_at_once=BYTES_AT_ONCE,
+        )
     progress(f"exporting {path.name}: accuracy and latency", 3, steps)
     candidate = open_graph(model_path)
     found = compare_outputs(reference, candidate, evaluation)
     parity = {
-        "float": _entries(same, "the file as it was", is_float=True),
-        "quantized": _entries(found, FLOAT_REFERENCE, is_float=False),
+        "float": output_entries(same, "the file as it was", is_float=True),
+        "outputs": output_entries(found, FLOAT_REFERENCE, is_float=False),
     }
+    if not recipe.is_float:
+        parity["quantized"] = proof_entries(proofs, sample)
     progress(f"exporting {path.name}: done", steps, steps)
     written = load_graph(model_path)
     return Export(
@@ -102,13 +119,15 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
         data=_data_info(evaluation, shared),
         recipe=str(recipe),
         opset=int(written.opset_imports[""]),
-        domains=sorted({node.domain or "ai.onnx" for node in written.graph.all_nodes()}),
+        domains=sorted({_domain(node) for node in written.graph.all_nodes()}),
         files=_files(folder),
         parity=parity,
-        accuracy=_accuracy(found, job.seed),
+        accuracy=accuracy_of(found, job.seed),
         latency_ms=_latency(reference, candidate, evaluation),
         quantizers=quantizers,
-        passed=all(entry.passed for entries in parity.values() for entry in entries),
+        passed=all(
+            entries and all(entry.passed for entry in entries) for entries in parity.values()
+        ),
         kept=_kept(layers, recipe, keep, quantizers),
         ranges_sha256=digest([sorted(keep), ranges]) if ranges or keep else "",
         environment=environment(),
@@ -139,11 +158,26 @@ def _check(job: ExportJob) -> Method:
     return method
 
 
-def _data(job: ExportJob, inputs: Sequence[GraphInput]) -> tuple[GraphData, GraphData, int]:
+def _data(
+    job: ExportJob, path: Path, inputs: Sequence[GraphInput]
+) -> tuple[GraphData, GraphData, int]:
     """Returns calibration's samples, evaluation's, and how many they share."""
-    calib = graph_data(job.calib, job, inputs, samples=job.samples)
-    skip = job.samples if job.eval == job.calib else 0
-    evaluation = graph_data(job.eval, job, inputs, samples=job.eval_samples, skip=skip)
+
+    def samples_of(source: str, count: int, skip: int = 0) -> GraphData:
+        return graph_data(
+            source,
+            path,
+            inputs,
+            samples=count,
+            skip=skip,
+            seq_len=job.seq_len,
+            bos=job.bos,
+            batch_size=job.batch_size,
+            tokenizer=job.tokenizer,
+        )
+
+    calib = samples_of(job.calib, job.samples)
+    evaluation = samples_of(job.eval, job.eval_samples, job.samples if job.eval == job.calib else 0)
     shared = require_disjoint(
         calib.samples, evaluation.samples, "calibration and evaluation", allow=job.allow_overlap
     )
@@ -199,59 +233,18 @@ def _range(bundle: Bundle, method: Method, bits: int) -> Range:
     )
 
 
-def _entries(found: OutputAgreement, reference: str, *, is_float: bool) -> list[Parity]:
-    """Returns one entry an output. What quantization moved is no parity: it has to be finite."""
-    batch = found.shape[0] if found.shape else 0
-    length = found.shape[1] if len(found.shape) == 2 else 0
-    entries = []
-    for name, sums in found.outputs.items():
-        is_close = sums.cosine >= FLOAT_GATE.cosine and (
-            sums.top1_agreement >= FLOAT_GATE.top1_agreement
-        )
-        noise = "no difference" if sums.error == 0.0 else f"SQNR {sums.sqnr_db:.1f} dB"
-        entries.append(
-            Parity(
-                reference=f"{reference}: output {name}, {noise}",
-                batch=batch,
-                seq_len=length,
-                cached=0,
-                max_abs=sums.max_abs,
-                cosine=sums.cosine,
-                top1_agreement=sums.top1_agreement,
-                passed=sums.is_finite and (is_close or not is_float),
-            )
-        )
-    return entries
-
-
-def _accuracy(found: OutputAgreement, seed: int) -> Accuracy | None:
-    """Returns the perplexity of a language model, else the cosine of the worst output."""
-    if found.is_language_model:
-        before = (found.float_nll, found.predicted)
-        behind = (found.quantized_nll, found.predicted)
-        change, low, high = change_of(before, behind, seed)
-        return Accuracy(
-            metric="perplexity",
-            float=perplexity_of(before),
-            quantized=perplexity_of(behind),
-            change=change,
-            change_low=low,
-            change_high=high,
-            units=len(found.predicted),
-        )
-    cosines = [sums.cosine for sums in found.outputs.values()]
-    if not cosines or not math.isfinite(min(cosines)):
-        return None
-    return Accuracy(metric="cosine", float=1.0, quantized=min(cosines), change=min(cosines) - 1.0)
-
-
 def _latency(
     reference: ort.InferenceSession, candidate: ort.InferenceSession, data: GraphData
 ) -> dict[str, float]:
     """Returns the milliseconds of one sample."""
-    feeds = next(iter(data.alone)).feeds
-    before, behind = paired_milliseconds(reference, candidate, feeds)
-    found = {"float": before, "quantized": behind}
+    feeds = dict(next(iter(data.alone)).feeds)
+    found = alternating(
+        {
+            "float": lambda: reference.run(None, feeds),
+            "quantized": lambda: candidate.run(None, feeds),
+        },
+        _REPEATS,
+    )
     ids = feeds.get("input_ids")
     return found if ids is None else found | {"prefill_tokens": float(ids.size)}
 
@@ -262,17 +255,22 @@ def _kept(
     keep: Collection[str],
     quantizers: Sequence[QuantizerInfo],
 ) -> list[str]:
-    """Returns the quantizers of the recipe that are not there."""
-    if not keep:
-        return []
+    """Returns the quantizers of the recipe that are not there.
+
+    Of a convolution all are left out where one is: ONNX Runtime has no half of it.
+    """
     made = {info.name for info in quantizers}
+    wanted = set(keep)
+    for conv in layers.convs:
+        names = set(conv_names(conv))
+        wanted |= names if names & wanted else set()
     kinds = ("weight",) if recipe.activations is None else ("linear_input", "weight")
     if recipe.weights is None:
         kinds = ("linear_input",)
     return [
         name
         for name in layers.names
-        if name.partition("/")[0] in kinds and name not in made and name in keep
+        if name.partition("/")[0] in kinds and name not in made and name in wanted
     ]
 
 
@@ -288,6 +286,10 @@ def _parameters(graph: ir.Model) -> int:
     """Returns the number of floats that the prepared graph holds."""
     tensors = [value.const_value for value in graph.graph.initializers.values()]
     return sum(int(x.size) for x in tensors if x is not None and x.dtype.is_floating_point())
+
+
+def _domain(node: ir.Node) -> str:
+    return node.domain or STANDARD
 
 
 def _model_info(

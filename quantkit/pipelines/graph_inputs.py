@@ -28,7 +28,6 @@ from quantkit.calib_sets.numpy_files import (
     read_arrays,
 )
 from quantkit.errors import InputError, suggest
-from quantkit.jobs import ExportJob
 from quantkit.jobs.choices import DEFAULT_TEXT
 from quantkit.models import LoadedModel
 from quantkit.onnx_runtime import GraphBatch
@@ -44,6 +43,10 @@ _TYPES: Final = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
+_TOKENIZERS: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
+    *("vocab.json", "vocab.txt"),
+)
 _FILLED: Final = (MASK, "token_type_ids", "position_ids", "cache_position")
 _PAST: Final = "past"
 _CHANNELS: Final = 3
@@ -107,7 +110,17 @@ def inputs_of(session: ort.InferenceSession) -> tuple[GraphInput, ...]:
 
 
 def graph_data(
-    source: str, job: ExportJob, inputs: Sequence[GraphInput], *, samples: int, skip: int = 0
+    source: str,
+    path: Path,
+    inputs: Sequence[GraphInput],
+    *,
+    samples: int,
+    skip: int = 0,
+    seq_len: int,
+    bos: str = "auto",
+    batch_size: int = 1,
+    tokenizer: str | None = None,
+    folders: Sequence[Path] | None = None,
 ) -> GraphData:
     """Returns up to `samples` samples of what the graph reads, after the first `skip`.
 
@@ -115,46 +128,59 @@ def graph_data(
         source: A `.npz` or `.npy`, or a folder of them, whose arrays are called as the graph's
             inputs; for `input_ids` text; for an image input images, `shapes` where nothing was
             asked for.
+        path: The graph's file.
+        seq_len: Tokens of a block of text, at most; a graph of a fixed width pads the rest.
+        tokenizer: A folder with one; None: the first of `folders` that has one.
+        folders: None: those `beside` the graph.
 
     Raises:
         InputError: the graph has an input that such a source cannot fill, by name; no tokenizer;
             fewer samples than a fixed batch; and all that the slices refuse.
     """
-    path = Path(source).expanduser()
     names = [value.name for value in inputs]
     named = find_set(source)
-    files = _array_files(path) if named is None else []
+    files = _array_files(Path(source).expanduser()) if named is None else []
     if named is not None and named.manifest.kind == "arrays":
         files = list(verified(named)[0].paths.values())
     found: DataSlice
     if files:
-        found = _array_slice(files, source, inputs, job, samples=samples, skip=skip)
+        found = _array_slice(files, source, path, inputs, samples=samples, skip=skip)
         given = set(next(iter(found.batches(1))).inputs)
     elif IDS in names:
         given = {IDS, MASK}
         _require_fillable(inputs, given)
-        found = _text_slice(source, job, inputs, samples=samples, skip=skip)
+        ids = next(value for value in inputs if value.name == IDS)
+        width = ids.shape[1] if len(ids.shape) == 2 else None
+        found = text_slice(
+            source,
+            _tokenizer(path, tokenizer, beside(path) if folders is None else folders),
+            seq_len=seq_len if width is None else min(width, seq_len),
+            samples=samples,
+            skip=skip,
+            bos=bos,
+            encoder=not any(value.is_cache for value in inputs),
+        )
     else:
         images = [value for value in inputs if value.is_image]
         if len(images) != 1:
             raise InputError(
-                f"{job.model} reads {', '.join(names)}: neither token ids nor one image, so give "
+                f"{path} reads {', '.join(names)}: neither token ids nor one image, so give "
                 "--calib a .npz with arrays of these names, first axis the samples."
             )
         given = {images[0].name}
         _require_fillable(inputs, given)
         chosen = SHAPES if source == DEFAULT_TEXT else source
-        found = image_slice(chosen, _stand_in(job, images[0]), samples=samples, skip=skip)
+        found = image_slice(chosen, _stand_in(path, images[0]), samples=samples, skip=skip)
     _require_fillable(inputs, given)
     fixed = _fixed_batch(inputs)
     if fixed is not None and found.sequences % fixed:
         if found.sequences < fixed:
             raise InputError(
-                f"{job.model} takes batches of {fixed}, and {source} holds {found.sequences} "
+                f"{path} takes batches of {fixed}, and {source} holds {found.sequences} "
                 "samples: expected as many at least."
             )
         found = found.first(found.sequences // fixed * fixed)
-    return GraphData(inputs=tuple(inputs), samples=found, batch_size=fixed or job.batch_size)
+    return GraphData(inputs=tuple(inputs), samples=found, batch_size=fixed or batch_size)
 
 
 def graph_batch(batch: Batch, inputs: Sequence[GraphInput]) -> GraphBatch:
@@ -204,8 +230,8 @@ def _require_fillable(inputs: Sequence[GraphInput], given: set[str]) -> None:
         if value.type not in _TYPES or not is_known:
             raise InputError(
                 f"input {value.name!r} ({value.type}, shape {_words(value.shape)}) cannot be "
-                "filled: give --calib and --eval a .npz that holds it by that name, first axis the "
-                "samples."
+                "filled: give --calib (and --eval, where there is one) a .npz that holds it by "
+                "that name, first axis the samples."
             )
 
 
@@ -227,8 +253,8 @@ def _array_files(path: Path) -> list[Path]:
 def _array_slice(
     files: list[Path],
     source: str,
+    path: Path,
     inputs: Sequence[GraphInput],
-    job: ExportJob,
     *,
     samples: int,
     skip: int,
@@ -258,7 +284,7 @@ def _array_slice(
     main = next((value for value in inputs if value.name in rows[0]), inputs[0])
     return slice_of(
         _Rows(rows=rows),
-        _stand_in(job, main),
+        _stand_in(path, main),
         source=source,
         skip=skip,
         preprocessing="none: arrays as given",
@@ -276,28 +302,16 @@ class _Rows:
         return self.rows[index]
 
 
-def _text_slice(
-    source: str, job: ExportJob, inputs: Sequence[GraphInput], *, samples: int, skip: int
-) -> DataSlice:
-    ids = next(value for value in inputs if value.name == IDS)
-    width = ids.shape[1] if len(ids.shape) == 2 else None
-    return text_slice(
-        source,
-        _tokenizer(job),
-        seq_len=job.seq_len if width is None else min(width, job.seq_len),
-        samples=samples,
-        skip=skip,
-        bos=job.bos,
-        encoder=not any(value.is_cache for value in inputs),
-    )
+def beside(*paths: Path) -> list[Path]:
+    """Returns where the tokenizer of a graph may lie: the files' folders, then those above."""
+    own = [path.absolute().parent for path in paths]
+    return list(dict.fromkeys([*own, *(folder.parent for folder in own)]))
 
 
-def _tokenizer(job: ExportJob) -> Any:
-    """Returns the tokenizer of the folder that the job names, else of the file's or its parent."""
-    own = Path(job.model).absolute().parent
-    places = [own, own.parent] if job.tokenizer is None else [Path(job.tokenizer).expanduser()]
-    for folder in places:
-        if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+def _tokenizer(path: Path, named: str | None, folders: Sequence[Path]) -> Any:
+    """Returns the tokenizer of the folder that is named, else of the first that has one."""
+    for folder in folders if named is None else [Path(named).expanduser()]:
+        if not any((folder / name).is_file() for name in _TOKENIZERS):
             continue
         try:
             return AutoTokenizer.from_pretrained(
@@ -306,9 +320,9 @@ def _tokenizer(job: ExportJob) -> Any:
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{folder}: its tokenizer cannot be read: {first:.200}") from error
-    where = f"in {job.tokenizer}" if job.tokenizer else "beside the file"
+    where = f"in {named}" if named else "beside the file"
     raise InputError(
-        f"{job.model} reads text, and there is no tokenizer {where}: expected tokenizer.json; name "
+        f"{path} reads text, and there is no tokenizer {where}: expected tokenizer.json; name "
         "its folder with --tokenizer, or give token ids as .npz."
     )
 
@@ -324,11 +338,10 @@ class _StandIn(nn.Module):
             self.pretrained_cfg = {"input_size": (_CHANNELS, height, width)}
 
 
-def _stand_in(job: ExportJob, value: GraphInput) -> LoadedModel:
-    path = Path(job.model)
+def _stand_in(path: Path, value: GraphInput) -> LoadedModel:
     return LoadedModel(
         name=path.stem,
-        source=job.model,
+        source=str(path),
         model=_StandIn(value),
         tokenizer=None,
         sha256="",

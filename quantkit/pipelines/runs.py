@@ -24,6 +24,10 @@ from quantkit.results import read_plain, write_json
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
 _TEMPORARY: Final = re.compile(r"\.[a-z]+\.json\.[a-z0-9_]{8}")
+_BUILDING: Final = (".building-*", ".writing-*", ".prepared-*")
+"""Folders that graphs are written in before they are moved; a killed process leaves them."""
+SEARCH_FOLDER: Final = "search"
+"""What `--quantize auto` tried, below a run."""
 _ABANDONED_S: Final = 600.0
 """Age of a temporary file that nobody is writing any more; a younger one may be another process's,
 which trains other arms in the same folder."""
@@ -71,6 +75,9 @@ def open_run(command: str, job: Job) -> Run:
     for path in _temporaries(folder):
         if _age_s(path) > _ABANDONED_S:
             path.unlink(missing_ok=True)
+    for path in (path for name in _BUILDING for path in folder.rglob(name)):
+        if _age_s(path) > _ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
     if state == "theirs":
         _clear(folder)
     if state != "finished":
@@ -147,14 +154,15 @@ def _clear(folder: Path) -> None:
     """Removes what earlier runs of quantkit wrote, and nothing else."""
     results = (
         "stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export",
-        "diagnosis",
+        "diagnosis", "auto", "config", "generation_config", "tokenizer", "tokenizer_config",
+        "special_tokens_map", "preprocessor_config", "processor_config",
     )  # fmt: skip
     names = (*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS)
     reports = ("report.html", "report.md", RUN_FILE)
     tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]
     for path in (*(folder / name for name in (*names, *reports)), *tensors):
         path.unlink(missing_ok=True)
-    folders = [folder / "cells", folder / "float"]
+    folders = [folder / "cells", folder / "float", folder / SEARCH_FOLDER]
     trained = [path for path in folder.iterdir() if _TRAINED.fullmatch(path.name)]
     folders += [path.parent for path in folder.glob("data/tokenizer")]
     for path in [*folders, *trained, *folder.glob("model*.onnx*"), *_model_folders(folder)]:

@@ -17,7 +17,8 @@ class Trial:
 
     Attributes:
         name: Of the candidate, unique; recipe and what it was made with.
-        smoothing: `none`, or `auto`: SmoothQuant with a strength searched for each group.
+        smoothing: `none`; SmoothQuant with a strength searched for each group (`auto`), or with one
+            for all, e.g. `0.5`.
         method: How static ranges were chosen; empty where the recipe reads none.
         kept: Quantizers of the recipe that stay in float.
         value: The metric of this graph.
@@ -61,7 +62,9 @@ class AutoResult:
     Attributes:
         data: What the choice was made on; `calibration`: what ranges and smoothing come from. The
             chosen export is measured on a third part, in `export.json`.
-        ranked_on: Units of `data` by whose divergence inputs were ranked for staying in float.
+        chosen_on: Units of `data` that the choice is made on: all blocks of a text, every other
+            item of another task; the others are reported on.
+        ranked_on: Blocks of the text by whose divergence inputs were ranked for staying in float.
         max_drop: The budget: relative for a perplexity, in the metric's units else.
         prefill_tokens: Length of the prompt that was timed.
         float_value: The metric of the float graph.
@@ -76,6 +79,7 @@ class AutoResult:
     model: ModelInfo
     data: DataInfo
     calibration: DataInfo
+    chosen_on: int
     ranked_on: int
     environment: dict[str, str]
     task: str

@@ -72,7 +72,8 @@ class QuantizerDiagnosis:
         hidden_frac: Logits that cannot matter to their Softmax: masked, or 40 below their row's
             largest. They are left out of every figure but `tensor_min` and `tensor_max`.
         visible_frac: Share of the grid's width that the other logits span.
-        local_sqnr_db, local_inlier_sqnr_db: What this quantizer alone does to the float tensor.
+        local_sqnr_db, local_inlier_sqnr_db: What this quantizer alone does to the float tensor; of
+            a weight only the whole is measured, its inliers are NaN (`null` in the file).
         arriving_sqnr_db: Error of its tensor before it, of the inliers.
         worst_channel, worst_channel_sqnr_db: Of a weight; -1 else.
         alone: What the output loses by this quantizer alone, in `Diagnosis.metric`.

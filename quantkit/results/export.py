@@ -49,7 +49,9 @@ class Accuracy:
         change, change_low, change_high: What quantization changed, with its 95 % interval of paired
             resampled units: quantized / float for a perplexity, quantized - float else. None where
             there is one unit only, or in an older file.
-        units: What was resampled, e.g. blocks.
+        loss: The change as a loss: relative for a perplexity, in the metric's units else; below 0
+            where quantization helped.
+        units: How many were resampled, e.g. blocks.
     """
 
     metric: str
@@ -58,6 +60,7 @@ class Accuracy:
     change: builtins.float | None = None
     change_low: builtins.float | None = None
     change_high: builtins.float | None = None
+    loss: builtins.float | None = None
     units: int | None = None
 
 

@@ -10,11 +10,16 @@ from quantkit.jobs import Storage
 from quantkit.recipe import LogitQuant, Recipe
 from quantkit.results import Trial
 
-Smoothed = Literal["none", "auto"]
+Smoothed = Literal["none", "auto", "0.5"]
+"""SmoothQuant's migration: none, a strength searched for each group, or one for all."""
 
 STATIC: Final = "w8a8"
 BY_TOKEN: Final = "w8a8:token:symmetric"
 BLOCKS: Final = ("w8:group32", "w4:group32")
+OF_TENSORS: Final[tuple[Smoothed, ...]] = ("none", "auto")
+OF_TOKENS: Final[tuple[Smoothed, ...]] = ("none", "0.5")
+"""What is tried for ranges of a tensor, for which the strengths are searched, and of a token, whose
+range the largest channel sets alone: SmoothQuant's own default evens channels out."""
 METHODS: Final = ("minmax", "mse")
 """Of static ranges: the widest, and the one of the least squared error."""
 
@@ -51,7 +56,8 @@ class Candidate:
         parts = [str(self.recipe)]
         parts += ["MatMulNBits"] if self.storage == "matmulnbits" else []
         parts += [self.method] if self.method else []
-        parts += ["smoothed"] if self.smoothing == "auto" else []
+        if self.smoothing != "none":
+            parts.append("smoothed" if self.smoothing == "auto" else f"smoothed {self.smoothing}")
         parts += [f"{len(self.keep)} in float"] if self.keep else []
         return ", ".join(parts)
 
@@ -67,7 +73,7 @@ class Candidate:
 
 def first_candidates(
     *,
-    smoothings: Sequence[Smoothed],
+    can_smooth: bool,
     methods: Sequence[str] = METHODS,
     storage: Storage = "matmulnbits",
     logits: LogitQuant | None = None,
@@ -75,7 +81,7 @@ def first_candidates(
     """Returns what is tried before anything is kept in float.
 
     Args:
-        smoothings: Those that the model allows; `none` is among them.
+        can_smooth: Whether the model has groups of layers whose scales can move.
         storage: Of weights by group.
         logits: Added to every recipe.
     """
@@ -85,9 +91,9 @@ def first_candidates(
 
     found = [
         Candidate(recipe=recipe(STATIC), smoothing=smoothing, method=method)
-        for smoothing in smoothings
+        for smoothing in OF_TENSORS
         for method in methods
     ]
-    found += [Candidate(recipe=recipe(BY_TOKEN), smoothing=smoothing) for smoothing in smoothings]
+    found += [Candidate(recipe=recipe(BY_TOKEN), smoothing=smoothing) for smoothing in OF_TOKENS]
     found += [Candidate(recipe=recipe(name), storage=storage) for name in BLOCKS]
-    return found
+    return [one for one in found if can_smooth or one.smoothing == "none"]

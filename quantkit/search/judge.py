@@ -26,7 +26,7 @@ from quantkit.exporting import (
     save_graph,
 )
 from quantkit.models import LoadedModel, projection_modules
-from quantkit.numerics.resampling import Values, resampled
+from quantkit.numerics.resampling import Values, paired_change, resampled
 from quantkit.onnx_runtime import DecoderSession, open_decoder
 from quantkit.quantization import smoothed
 from quantkit.results import Accuracy, Ranges, Trial, read_json, write_json
@@ -82,7 +82,7 @@ def scored(session: DecoderSession, task: Task[TextForward], units: slice = ALL)
     )
 
 
-def accuracy_of(
+def task_accuracy(
     quantized: Path, float_graph: Path, task: Task[TextForward], units: slice, seed: int
 ) -> Accuracy:
     """Returns the first metric of a task of both graphs, and what changed."""
@@ -95,6 +95,7 @@ def accuracy_of(
         change=change.value,
         change_low=change.low,
         change_high=change.high,
+        loss=change.loss,
         units=len(ours.total),
     )
 
@@ -110,6 +111,13 @@ class Change:
     higher_is_better: bool
 
     @property
+    def loss(self) -> float:
+        """The change as a loss."""
+        if self.is_ratio:
+            return self.value - 1.0
+        return -self.value if self.higher_is_better else self.value
+
+    @property
     def loss_high(self) -> float:
         """The far end as a loss; inf where there is no interval."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
@@ -120,12 +128,8 @@ class Change:
 def change_of(ours: Metric, base: Metric, mine: Values, theirs: Values) -> Change:
     """Returns the change of a metric over the same units, with its paired 95 % interval."""
     is_ratio = ours.link == "exp"
-    with np.errstate(all="ignore"):
-        values = mine / theirs if is_ratio else mine - theirs
     value = ours.value / base.value if is_ratio else ours.value - base.value
-    low, high = math.nan, math.nan
-    if len(ours.total) > 1 and np.isfinite(values).all():
-        low, high = (float(end) for end in np.quantile(values, [0.025, 0.975]))
+    low, high = paired_change(ours, base, mine, theirs)
     return Change(
         value=value,
         low=low,

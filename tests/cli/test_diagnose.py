@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
+import onnx
 import pytest
 import typer
 from onnx import TensorProto, helper
@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 from quantkit.cli.diagnose import diagnose
 from quantkit.cli.doctor import doctor
 from quantkit.cli.group import OneLineErrors
-from quantkit.errors import InputError
-from quantkit.pipelines.graph_samples import graph_samples
 from quantkit.results import Diagnosis, read_json
 from tests.exporting.planted_graphs import Block, block, quantized, saved
 
@@ -115,10 +113,10 @@ def test_bad_input(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert "same graph" in refused(one, one, "--calib", npz)
     assert "no ONNX file" in refused(one, "none.onnx", "--calib", npz)
     assert "two .onnx files" in refused(one, "model.gguf")
-    assert "--calib FILE.npz" in refused(one, other)
+    assert "give --calib a .npz" in refused(one, other)
     assert "no such file" in refused(one, other, "--calib", "none.npz")
     np.savez(tmp_path / "other.npz", z=np.zeros((2, 3), np.float32))
-    assert "lacks the graph's input 'x'" in refused(one, other, "--calib", tmp_path / "other.npz")
+    assert "the graph has no input 'z'" in refused(one, other, "--calib", tmp_path / "other.npz")
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 48, 17), np.float32))
     assert "cannot run" in refused(one, other, "--calib", tmp_path / "wide.npz")
     (tmp_path / "broken.onnx").write_bytes(b"no graph")
@@ -128,41 +126,84 @@ def test_bad_input(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert not list((tmp_path / "reports").iterdir())  # nothing is left of what cannot run
 
 
-def decoder_inputs(extra: str = "") -> ir.Model:
-    """A graph that reads what decoders read, and nothing of it matters."""
-    kinds = {
-        "input_ids": (TensorProto.INT64, ["batch", "sequence"]),
-        "attention_mask": (TensorProto.INT64, ["batch", "total"]),
-        "position_ids": (TensorProto.INT64, ["batch", "sequence"]),
-        "past_key_values.0.key": (TensorProto.FLOAT, ["batch", 2, "past", 8]),
-    }
-    if extra:
-        kinds[extra] = (TensorProto.FLOAT, ["batch", 3])
+def scorer(weight: np.ndarray[Any, Any], path: Path, *, bias: float = 0.0) -> Path:
+    """Logits = table[input_ids] * mask @ weight + bias, `[batch, sequence, 6]`."""
+    table = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    offset = np.full(6, bias, np.float32)
+    constants = {"table": table, "w": weight, "axes": np.array([-1]), "offset": offset}
+    integers = {name: (TensorProto.INT64, ["batch", "sequence"]) for name in ("ids", "mask")}
+    names = {"ids": "input_ids", "mask": "attention_mask"}
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["rows"]),
+        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["mask", "axes"], ["column"]),
+        node("Mul", ["rows", "column"], ["seen"]),
+    ]
+    read = "w"
+    if weight.dtype == np.int8:
+        nodes.append(node("DequantizeLinear", ["w", "scale"], ["w_real"]))
+        read, constants["scale"] = "w_real", np.float32(0.05)
+    nodes.append(node("MatMul", ["seen", read], ["product"], name="head"))
+    nodes.append(node("Add", ["product", "offset"], ["logits"]))
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["input_ids"], ["y"])],
-        "decoder",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()],
-        [helper.make_tensor_value_info("y", TensorProto.INT64, ["batch", "sequence"])],
+        nodes,
+        "scorer",
+        [helper.make_tensor_value_info(names[n], *kind) for n, kind in integers.items()],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 6])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+    opsets = [helper.make_opsetid("", 21)]
+    return saved(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
 
 
-def test_text_fills_what_a_decoder_reads(tmp_path: Path, tokenizer: Any) -> None:
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
+@pytest.fixture
+def scorers(tmp_path: Path) -> tuple[Path, Path]:
+    """A float graph and one whose weight is on a grid, in two folders, and text beside them."""
+    weight = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    integers = np.clip(np.round(weight / 0.05), -127, 127).astype(np.int8)
+    for name in ("float", "int8"):
+        (tmp_path / name).mkdir()
     (tmp_path / "text.txt").write_text("0123456789" * 8)
-    options: dict[str, Any] = {"tokenizer": None, "seq_len": 20, "samples": 3, "bos": "auto"}
-    found = graph_samples(
-        decoder_inputs(), "text.txt", folders=[tmp_path, tmp_path / "tokenizer"], **options
-    )
-    assert (found.data.sequences, found.data.seq_len, len(found.batches)) == (3, 20, 3)
-    batch = found.batches[0]
-    assert tokenizer.decode(batch["input_ids"][0]) == "01234567890123456789"
-    assert batch["attention_mask"].tolist() == [[1] * 20]
-    assert batch["position_ids"].tolist() == [list(range(20))]
-    assert batch["past_key_values.0.key"].shape == (1, 2, 0, 8)
-    with pytest.raises(InputError, match=r"'pixels' FLOAT .* is neither tokens"):
-        graph_samples(
-            decoder_inputs("pixels"), "text.txt", folders=[tmp_path / "tokenizer"], **options
-        )
-    with pytest.raises(InputError, match=r"no tokenizer in .* --tokenizer"):
-        graph_samples(decoder_inputs(), "text.txt", folders=[tmp_path], **options)
+    one = scorer(weight, tmp_path / "float" / "model.onnx")
+    return one, scorer(integers, tmp_path / "int8" / "model.onnx")
+
+
+def test_text_through_the_tokenizer_above_either_file(
+    scorers: tuple[Path, Path], tokenizer: Any, tmp_path: Path
+) -> None:
+    arguments = (*scorers, "--calib", "text.txt", "--seq-len", 20, "--out", "run", "--quiet")
+    assert "no tokenizer beside the file" in refused(*arguments)
+    tokenizer.save_pretrained(tmp_path)
+    assert invoke(*arguments) == (0, "", "")
+    found = read_json(tmp_path / "run" / "diagnosis.json", Diagnosis)
+    assert (found.data.sequences, found.data.seq_len, found.metric) == (4, 20, "kl")
+    assert 0.0 < found.total < 1e-2
+
+
+def test_arrays_need_no_mask_and_may_be_narrow_integers(
+    scorers: tuple[Path, Path], tmp_path: Path
+) -> None:
+    ids = np.random.default_rng(2).integers(0, 300, (3, 12))
+    padded = np.pad(ids, ((0, 0), (0, 4)), constant_values=299)
+    mask = np.pad(np.ones_like(ids), ((0, 0), (0, 4)))
+    np.savez(tmp_path / "int32.npz", input_ids=ids.astype(np.int32))
+    np.savez(tmp_path / "padded.npz", input_ids=padded, attention_mask=mask)
+    totals = []
+    for name in ("int32", "padded"):
+        options = ("--calib", f"{name}.npz", "--out", name, "--alone-samples", 3, "--quiet")
+        assert invoke(*scorers, *options) == (0, "", "")
+        totals.append(read_json(tmp_path / name / "diagnosis.json", Diagnosis).total)
+    assert totals[0] > 0.0
+    assert totals[1] == pytest.approx(totals[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_a_float_graph_that_is_not_finite_is_refused(
+    scorers: tuple[Path, Path], tmp_path: Path, value: float
+) -> None:
+    weight = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    broken = scorer(weight, tmp_path / "broken.onnx", bias=value)
+    np.savez(tmp_path / "ids.npz", input_ids=np.arange(12).reshape(1, 12))
+    said = refused(broken, scorers[1], "--calib", "ids.npz", "--out", "run", "--quiet")
+    assert "the float graph's output 'logits' holds" in said

@@ -115,7 +115,7 @@ def test_figures_of_arrays_are_those_of_two_sessions(tmp_path: Path, recipe: str
     assert found.accuracy is not None
     assert found.accuracy.metric == "cosine"
     assert found.accuracy.quantized == pytest.approx(cosine, abs=1e-5)
-    (entry,) = found.parity["quantized"]
+    (entry,) = found.parity["outputs"]
     assert entry.max_abs == pytest.approx(np.abs(before - behind).max(), rel=1e-3)
     sqnr = 10 * np.log10((before**2).sum() / ((before - behind) ** 2).sum())
     assert f"SQNR {sqnr:.1f} dB" in entry.reference

@@ -125,6 +125,74 @@ def test_matmul_nbits(tmp_path: Path, bits: int, symmetric: bool) -> None:
     assert abs(row.local_sqnr_db - db) < 1e-3
 
 
+def product(operator: str, weight: NDArray[np.float32]) -> tuple[onnx.ModelProto, list[int]]:
+    """A product with `weight`, `[inputs, outputs]`, as the operator takes it; the shape of x."""
+    rows, columns = weight.shape
+    is_left = operator == "MatMul, left"
+    options = {"transB": 1} if operator == "Gemm, turned" else {}
+    held = weight.T.copy() if is_left or options else weight
+    names = ["w", "x"] if is_left else ["x", "w"]
+    constants = {"w": held}
+    if operator.startswith("Gemm"):
+        names, constants = [*names, "b"], constants | {"b": np.ones(columns, np.float32)}
+    kind = operator.partition(",")[0]
+    node = onnx.helper.make_node(kind, names, ["y"], name="layer", **options)
+    shape = [rows, 7] if is_left else [7, rows]
+    out = [columns, 7] if is_left else [7, columns]
+    return graphs.model([node], {"x": shape}, {"y": out}, constants), shape
+
+
+FORMS = {
+    "MatMul": ("QOperator", "QDQ", "dynamic"),
+    "MatMul, left": ("QOperator",),
+    "Gemm": ("QOperator", "QDQ", "dynamic"),
+    "Gemm, turned": ("QOperator", "QDQ", "dynamic"),
+}
+
+
+@pytest.mark.parametrize("columns", [48, 32], ids=["32x48", "32x32"])
+@pytest.mark.parametrize(
+    ("operator", "tool"), [(name, tool) for name, tools in FORMS.items() for tool in tools]
+)
+def test_weights_are_read_the_way_they_lie(
+    tmp_path: Path, operator: str, tool: str, columns: int
+) -> None:
+    """One output of the weight has an outlier: its integers hold the others of it worst."""
+    rng = np.random.default_rng(6)
+    weight = rng.normal(size=(32, columns)).astype(np.float32)
+    weight[3, 5] = 50.0
+    made, shape = product(operator, weight)
+    path = graphs.saved(made, tmp_path / "float")
+    batches: Batches = [{"x": rng.normal(size=shape).astype(np.float32)} for _ in range(2)]
+    if tool == "dynamic":
+        quantize_dynamic(path, tmp_path / "q.onnx", per_channel=True)
+    else:
+        form = QuantFormat[tool]
+        static(path, batches, tmp_path / "q.onnx", quant_format=form, per_channel=True)
+    (row,) = [
+        row for row in judged(path, tmp_path / "q.onnx", batches).quantizers if row.kind == "weight"
+    ]
+    held = {
+        c.name: onnx.numpy_helper.to_array(c)
+        for c in onnx.load(tmp_path / "q.onnx").graph.initializer
+    }
+    (name,) = [n for n, array in held.items() if array.ndim == 2]
+    integers, stem = held[name].astype(np.float64), name.removesuffix("_quantized")
+    scale, zero = (held[f"{stem}_{word}"].astype(np.float64) for word in ("scale", "zero_point"))
+    lies_turned = operator == "MatMul, left" or (operator == "Gemm, turned" and tool != "dynamic")
+    integers = integers.T if lies_turned else integers  # `[inputs, outputs]` from here on
+    real = (integers - zero) * scale
+    assert integers.shape == weight.shape and scale.size in (1, columns)
+    noise = (weight - real) ** 2
+    db = 10 * np.log10((weight.astype(np.float64) ** 2).sum() / noise.sum())
+    assert db > 15  # it is the weight, and not its transpose
+    assert abs(row.local_sqnr_db - db) < 1e-3
+    assert np.isnan(row.local_inlier_sqnr_db)  # a weight's inliers are not looked at
+    levels = (weight.astype(np.float64) ** 2).sum(0) / noise.sum(0)
+    assert row.worst_channel == int(levels.argmin())
+    assert abs(row.worst_channel_sqnr_db - 10 * np.log10(levels.min())) < 1e-3
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Batches]:
     """A decoder with a channel of 300 in one input: what writes it is scaled, its reader back."""
@@ -183,3 +251,30 @@ def test_static_decoder_with_its_mask_in_the_range(
     assert first.where.startswith("logits of model.layers.")
     masks = [f for f in result.findings if f.kind == "mask"]
     assert len(masks) == 2  # one a layer
+
+
+def test_padding_counts_in_no_figure(llama: tuple[Path, Batches], tmp_path: Path) -> None:
+    """A decoder's earlier positions do not see what comes after them, so figures stay."""
+    path, batches = llama
+    options: dict[str, Any] = {"per_channel": True, "op_types_to_quantize": ["MatMul", "Gemm"]}
+    quantized = static(path, batches, tmp_path / "q.onnx", **options)
+    padded: Batches = []
+    for feeds in batches:
+        wide = {name: np.pad(feeds[name], ((0, 0), (0, 24))) for name in list(feeds)[:2]}
+        wide["input_ids"][:, 40:] = 95
+        padded.append({**feeds, **wide})
+    plain, other = (
+        diagnose(path, quantized, some, data=data_info(), alone_samples=3)
+        for some in (batches, padded)
+    )
+    assert other.total == pytest.approx(plain.total, rel=1e-4)
+    assert [f.where for f in other.findings] == [f.where for f in plain.findings]
+    for one, two in zip(plain.tensors, other.tensors, strict=True):
+        assert two.name == one.name
+        if one.op == "Softmax":  # weights of hidden keys, all 0, are there, too
+            continue
+        assert two.elements == one.elements, one.name
+        assert two.relative_error == pytest.approx(one.relative_error, rel=1e-3), one.name
+    for before, behind in zip(plain.quantizers, other.quantizers, strict=True):
+        expected = pytest.approx(before.alone, rel=1e-3, abs=1e-7, nan_ok=True)
+        assert behind.alone == expected, before.name

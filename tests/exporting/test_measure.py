@@ -99,6 +99,23 @@ def test_sessions_take_turns_there_and_back(session: DecoderSession, clock: Cloc
     assert "".join(clock.calls) == "cba" + "abc" + "cba" + "abc"
 
 
+def test_any_calls_take_turns(clock: Clock) -> None:
+    def call(name: str, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            clock.calls.append(name)
+            clock.now += seconds * (9.0 if len(clock.calls) < 3 else 1.0)
+
+        return run
+
+    found = measure.alternating({"a": call("a", 0.002), "b": call("b", 0.005)}, 2)
+    assert found == pytest.approx({"a": 2.0, "b": 5.0})
+    assert "".join(clock.calls) == "ba" + "ab" + "ba"
+    with pytest.raises(InputError, match="got 0 and 2"):
+        measure.alternating({}, 2)
+    with pytest.raises(InputError, match="got 1 and 0"):
+        measure.alternating({"a": call("a", 1.0)}, 0)
+
+
 def test_decoding_is_one_token_behind_the_cache_of_the_others(
     case: Exported, session: DecoderSession, clock: Clock
 ) -> None:

@@ -368,6 +368,8 @@ def test_layers_that_share_a_weight_share_its_integers() -> None:
         ({"recipe": "w8a8", "method": "moving-average"}, "order of the samples"),
         ({"recipe": "w8a8", "method": "minimax"}, "minmax"),
         ({"recipe": "16", "attention_bits": 8}, "half precision"),
+        ({"recipe": "w8a8+logits8", "keep": ("attention_logit/foo",)}, "attention_logit/0/map 1"),
+        ({"recipe": "w8a8+logits8", "keep": ("attention_logit/0",)}, "attention_logit/0/map 1"),
     ],
     ids=lambda x: " ".join(map(str, x.values())) if isinstance(x, dict) else "",
 )

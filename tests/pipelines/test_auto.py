@@ -61,13 +61,13 @@ def test_what_was_tried_is_what_was_taken(finished: Path) -> None:
     assert export.passed and export.searched == "auto.json"
     assert export.recipe == chosen.recipe and export.storage == chosen.storage
     assert sorted(export.kept) == sorted(chosen.kept)
-    assert bool(export.smoothed) == (chosen.smoothing == "auto")
+    assert bool(export.smoothed) == (chosen.smoothing != "none")
     assert chosen.is_within and chosen.loss_high <= found.max_drop
     within = [trial for trial in found.trials if trial.is_within]
     assert chosen.speedup >= 0.98 * max(trial.speedup for trial in within)
     recipes = {trial.recipe for trial in found.trials}
     assert recipes >= {"w8a8", "w8a8:token:symmetric", "w8:group32", "w4:group32"}
-    assert {trial.smoothing for trial in found.trials} == {"none", "auto"}
+    assert {trial.smoothing for trial in found.trials} == {"none", "auto", "0.5"}
 
 
 def test_the_four_parts_of_the_text_are_apart(finished: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_four_parts_of_the_text_are_apart(finished: Path) -> None:
 def test_smoothing_takes_the_planted_outlier_away(finished: Path) -> None:
     found = read_json(finished / "auto.json", AutoResult)
     width = {trial.name: trial.change_high - trial.change_low for trial in found.trials}
-    assert width["w8a8:token:symmetric, smoothed"] < 0.5 * width["w8a8:token:symmetric"]
+    assert width["w8a8:token:symmetric, smoothed 0.5"] < 0.5 * width["w8a8:token:symmetric"]
     assert width["w8a8, minmax, smoothed"] < 0.5 * width["w8a8, minmax"]
 
 

@@ -61,14 +61,14 @@ def is_static(candidate: Candidate) -> bool:
 
 
 def test_the_first_candidates() -> None:
-    found = first_candidates(smoothings=("none", "auto"))
+    found = first_candidates(can_smooth=True)
     names = [one.name for one in found]
     assert len(set(names)) == len(names) == 2 * len(METHODS) + 2 + 2
-    assert "w8a8:token:symmetric, smoothed" in names
+    assert "w8a8:token:symmetric, smoothed 0.5" in names
     assert "w4:group32, MatMulNBits" in names
-    plain = first_candidates(smoothings=("none",), storage="qdq")
+    plain = first_candidates(can_smooth=False, storage="qdq")
     assert {one.storage for one in plain} == {"qdq"}
-    assert not any(one.smoothing == "auto" for one in plain)
+    assert not any(one.smoothing != "none" for one in plain)
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 17, 40])
@@ -92,7 +92,7 @@ def test_none_is_enough() -> None:
 
 
 def test_what_cannot_be_faster_is_not_searched() -> None:
-    candidates = first_candidates(smoothings=("none",))
+    candidates = first_candidates(can_smooth=False)
     judge = Judge(
         lambda c: 0.5 if is_static(c) else 0.001,
         lambda c: 1.8 if not is_static(c) else 1.7 - 0.01 * len(c.keep),
@@ -102,7 +102,7 @@ def test_what_cannot_be_faster_is_not_searched() -> None:
 
 
 def test_a_family_stops_where_it_is_no_faster() -> None:
-    candidates = first_candidates(smoothings=("none",))
+    candidates = first_candidates(can_smooth=False)
     judge = Judge(
         lambda c: 0.5 if is_static(c) else 0.001,
         lambda c: 1.8 if not is_static(c) else 1.9 - 0.05 * len(c.keep),
@@ -186,4 +186,15 @@ def test_a_change_is_paired(link: str) -> None:
     mine, theirs = (m.total[draws].sum(1) / m.weight[draws].sum(1) for m in (noisy, metrics[1]))
     values = np.exp(mine - theirs) if link == "exp" else mine - theirs
     low, high = np.quantile(values, [0.025, 0.975])
-    assert (got.low, got.high) == (pytest.approx(low), pytest.approx(high))
+    assert got.low <= low and got.high >= high  # Student's t may be wider, and is not by much
+    assert got.high - got.low < 1.5 * (high - low)
+
+
+def test_few_units_that_lose_the_same_prove_nothing() -> None:
+    right = np.ones(8)
+    metric = Metric(name="acc", total=right, weight=right, is_share=True)
+    values = resampled(metric, 0)
+    assert change_of(metric, metric, values, values).loss_high > 0.3
+    few = Metric(name="perplexity", total=np.full(5, 3.0), weight=np.ones(5), link="exp")
+    values = resampled(few, 0)
+    assert math.isinf(change_of(few, few, values, values).loss_high)

@@ -6,6 +6,7 @@ tensor_runs.py        values inside both graphs, in groups, in bounded memory
 error_sums.py         what is added up of a tensor's error; compared.py: of all of them
 quantized_weights.py  weights beside their integers
 logit_chains.py       where masks enter attention logits
+padding.py            which positions count
 switched.py           one quantizer alone, in the float graph
 diagnosis_rows.py     measured -> rows; findings.py: rows -> what is wrong and what to try
 diagnose.py           all of it

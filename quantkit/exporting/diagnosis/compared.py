@@ -14,14 +14,20 @@ from numpy.typing import NDArray
 
 from quantkit.exporting.diagnosis.error_sums import ErrorSums, GridSums, visible_logits
 from quantkit.exporting.diagnosis.logit_chains import logit_chains
-from quantkit.exporting.diagnosis.paired_tensors import Pair, by_quantized, float_tensor, layer_of
+from quantkit.exporting.diagnosis.padding import Mask, only, real_elements, real_positions
+from quantkit.exporting.diagnosis.paired_tensors import (
+    Pair,
+    by_quantized,
+    float_tensor,
+    layer_of,
+    pair_of,
+)
 from quantkit.exporting.diagnosis.quantized_graph import (
     LAYOUT,
     PRODUCTS,
     Quantizer,
     constants_of,
     quantizers_of,
-    real_output,
 )
 from quantkit.exporting.diagnosis.quantized_weights import (
     WeightError,
@@ -82,15 +88,16 @@ class DynamicSums:
     scale_min: float = math.inf
     scale_max: float = -math.inf
 
-    def add(self, x: NDArray[np.float32]) -> None:
-        """Adds a batch."""
+    def add(self, x: NDArray[np.float32], real: Mask | None = None) -> None:
+        """Adds a batch; the range is of all of it, the error of what is `real`."""
         lo, hi = min(0.0, float(x.min())), max(0.0, float(x.max()))
         scale = (hi - lo) / 255.0
         self.scale_min, self.scale_max = min(self.scale_min, scale), max(self.scale_max, scale)
         with np.errstate(all="ignore"):
             zero = np.clip(np.round(-lo / scale), 0, 255) if scale else 0.0
             steps = np.round(x.astype(np.float64) / scale) + zero if scale else np.zeros(x.shape)
-            self.errors.add(x, (np.clip(steps, 0, 255) - zero) * scale)
+            back = (np.clip(steps, 0, 255) - zero) * scale
+            self.errors.add(only(x, real), only(back, real))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,8 +152,9 @@ def compare(
         for done, batch in enumerate(batches):
             progress(f"comparing tensors, part {number + 1} of {len(groups)}", done, len(batches))
             a, b = one.run(batch), other.run(batch)
+            real = real_positions(batch)
             for task in chosen:
-                _add(task, pairs, errors, a, b)
+                _add(task, pairs, errors, a, b, real)
     for row in rows:
         if row.weight_pair is None:
             row.site = _site(row)
@@ -200,7 +208,7 @@ def _rows(
 
 
 def _float_reader(reader: ir.Node, pairs: Mapping[ir.Value, Pair]) -> ir.Node | None:
-    found = pairs.get(real_output(reader))
+    found = pair_of(reader, pairs)
     return None if found is None else found.node
 
 
@@ -297,6 +305,7 @@ def _add(
     errors: Sequence[ErrorSums],
     a: Arrays,
     b: Arrays,
+    positions: Mask | None,
 ) -> None:
     visible = visible_logits(as_float(a[task.softmax_input])) if task.softmax_input else None
     if task.row is not None:
@@ -304,9 +313,9 @@ def _add(
         if not x.size:
             return
         if task.row.grid is not None:
-            task.row.grid.add(x, visible)
+            task.row.grid.add(x, visible, real_elements(x.shape, positions))
         elif task.row.dynamic is not None:
-            task.row.dynamic.add(x)
+            task.row.dynamic.add(x, real_elements(x.shape, positions))
         return
     pair = pairs[task.pair]
     x, y = a[task.ours[0]], b[task.theirs[0]]
@@ -315,9 +324,10 @@ def _add(
     if pair.scale is not None:
         zero = 0 if pair.zero_point is None else pair.zero_point.astype(np.float64)
         y = (y.astype(np.float64) - zero) * pair.scale
+    kept = real_elements(x.shape, positions)
     if visible is not None and visible.shape == x.shape:
-        x, y = x[visible], y[visible]
-    errors[task.pair].add(x, y)
+        kept = visible if kept is None else visible & kept
+    errors[task.pair].add(only(x, kept), only(y, kept))
 
 
 def _site(row: Row) -> Site | None:

@@ -23,17 +23,25 @@ from quantkit.errors import InputError
 from quantkit.exporting.diagnosis.compared import Comparison, Row, compare
 from quantkit.exporting.diagnosis.diagnosis_rows import Alone, quantizer_rows, tensor_rows
 from quantkit.exporting.diagnosis.findings import findings_of
-from quantkit.exporting.diagnosis.paired_tensors import Pair, by_quantized, layer_of, pair_tensors
+from quantkit.exporting.diagnosis.padding import real_positions
+from quantkit.exporting.diagnosis.paired_tensors import (
+    Pair,
+    by_quantized,
+    layer_of,
+    pair_of,
+    pair_tensors,
+)
 from quantkit.exporting.diagnosis.quantized_graph import (
+    JUDGED,
     PRODUCTS,
     Product,
     constants_of,
     products_of,
-    quantizers_of,
 )
 from quantkit.exporting.diagnosis.quantized_weights import WeightPair
 from quantkit.exporting.diagnosis.switched import LOGITS, damage, damages
 from quantkit.exporting.diagnosis.tensor_runs import TensorRuns
+from quantkit.exporting.graphs import quantized_nodes
 from quantkit.onnx_runtime.graph_tensors import input_names, load_float_graph
 from quantkit.progress import Progress, silent
 from quantkit.results import DataInfo, Diagnosis, GraphInfo, TensorError
@@ -67,7 +75,8 @@ def diagnose(
     """Returns the diagnosis.
 
     Args:
-        batches: Inputs of the float graph by name, one sample each.
+        batches: Inputs of the float graph by name, one sample each. Positions where an
+            `attention_mask` (that neither graph need read) is 0 count in no figure.
         data: What they are.
         measure: The most quantizers whose damage alone is measured.
         alone_samples: Of the first batches, to measure it on.
@@ -75,7 +84,7 @@ def diagnose(
 
     Raises:
         InputError: a file that is no ONNX graph, swapped or unrelated files, the same file twice,
-            no quantizer, or inputs that do not fit.
+            no quantizer, inputs that do not fit, or outputs of the float graph that are not finite.
     """
     ours, theirs = check_files(float_path, quantized_path)
     constants = constants_of(ours)
@@ -83,12 +92,13 @@ def diagnose(
     products = products_of(theirs, constants_of(theirs))
     weights = _weight_pairs(pairs, products, ours)
     _require_related(ours, pairs, float_path, quantized_path)
+    # first of all that runs: a float graph that is not finite is told at once
+    outputs = _outputs(ours)
+    total = _total(float_path, quantized_path, outputs, batches[:alone_samples])
     found = compare(
         ours, theirs, float_path, quantized_path, batches, pairs, weights, bytes_at_once, progress
     )
     _require_same_weights(found, float_path, quantized_path)
-    outputs = _outputs(ours)
-    total = _total(float_path, quantized_path, outputs, batches[:alone_samples])
     chosen = _chosen(found.rows, measure)
     costs = damages(
         float_path,
@@ -131,6 +141,7 @@ def diagnose(
         in_float=in_float,
         weight_only=weight_only,
         unmatched=found.unmatched,
+        warnings=_not_judged(theirs),
     )
 
 
@@ -148,7 +159,7 @@ def check_files(float_path: Path, quantized_path: Path) -> tuple[ir.Model, ir.Mo
             f"{float_path} and {quantized_path} are the same graph: expected the float one and "
             "then the quantized one."
         )
-    is_quantized = [_is_quantized(model) for model in (ours, theirs)]
+    is_quantized = [bool(quantized_nodes(model)) for model in (ours, theirs)]
     if is_quantized == [True, False]:
         raise InputError(
             f"{float_path} is quantized and {quantized_path} is not: expected the float file "
@@ -170,10 +181,14 @@ def check_files(float_path: Path, quantized_path: Path) -> tuple[ir.Model, ir.Mo
     return ours, theirs
 
 
-def _is_quantized(model: ir.Model) -> bool:
-    constants = constants_of(model)
-    products = products_of(model, constants)
-    return bool(quantizers_of(model, constants)) or any(p.weight_kind != "float" for p in products)
+def _not_judged(model: ir.Model) -> list[str]:
+    """Returns a line on the quantized operators that no row is about, nor could be."""
+    left = quantized_nodes(model)
+    left -= Counter(node.op_type for node in model.graph if node.op_type in JUDGED)
+    if not left:
+        return []
+    said = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+    return [f"{said}: quantized in a form that is not judged alone, only by what comes after it."]
 
 
 def _require_related(
@@ -205,7 +220,7 @@ def _weight_pairs(
     by_output = by_quantized(pairs)
     found = []
     for product in products:
-        pair = by_output.get(product.output)
+        pair = pair_of(product.node, by_output)
         if pair is None or product.weight_kind == "float" or pair.node.op_type not in PRODUCTS:
             continue
         held = [v for v in pair.node.inputs[:2] if v is not None and v in constants]
@@ -241,7 +256,8 @@ def _total(
     costs = []
     for batch in batches:
         truth, found = one.run(batch), other.run(batch)
-        costs.append(damage(outputs, [truth[n] for n in outputs], [found[n] for n in same]))
+        values = [truth[n] for n in outputs], [found[n] for n in same]
+        costs.append(damage(outputs, *values, real_positions(batch)))
     return float(np.mean(costs))
 
 
@@ -257,7 +273,8 @@ def _left(products: Sequence[Product], pairs: Sequence[Pair]) -> tuple[list[str]
     known = by_quantized(pairs)
     in_float, weight_only = [], []
     for product in products:
-        layer = layer_of(known[product.output].node if product.output in known else product.node)
+        pair = pair_of(product.node, known)
+        layer = layer_of(product.node if pair is None else pair.node)
         if product.weight_kind == "float" and not product.input_quantized:
             in_float.append(layer)
         elif not product.input_quantized:

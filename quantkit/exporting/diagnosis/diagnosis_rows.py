@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantkit.exporting.diagnosis.compared import Comparison, Row
-from quantkit.exporting.diagnosis.error_sums import ErrorSums, decibels
+from quantkit.exporting.diagnosis.error_sums import ErrorSums
 from quantkit.exporting.diagnosis.paired_tensors import layer_of
 from quantkit.exporting.diagnosis.quantized_weights import weight_grid
 from quantkit.results import QuantizerDiagnosis, TensorError
@@ -85,7 +85,6 @@ def _row(row: Row, alone: Alone, arriving_db: float) -> QuantizerDiagnosis:
         local, local_inliers = sums.sqnr_db, sums.inlier_sqnr_db
     if row.weight is not None:
         local = row.weight.sqnr_db
-        local_inliers = decibels(1.0, 10.0 ** (-local / 10)) if math.isfinite(local) else local
     known = sums is not None and sums.count > 0
     assert sums is not None or row.grid is None  # a grid has sums
     wide, wasted, visible = math.nan, math.nan, math.nan

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from quantkit.exporting.diagnosis.padding import Mask, only
+
 Reals = NDArray[np.float32]
 _INLIERS: Final = (0.0005, 0.9995)
 NEGLIGIBLE: Final = 40.0
@@ -135,26 +137,35 @@ class GridSums:
     def __post_init__(self) -> None:
         self.used = np.zeros(self.qmax - self.qmin + 1, np.bool_)
 
-    def add(self, x: Reals, visible: NDArray[np.bool_] | None = None) -> None:
-        """Adds a batch; where `visible` is given, figures are of those elements."""
+    def add(self, x: Reals, visible: Mask | None = None, real: Mask | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+            visible: Where given, figures are of these elements, and the others are hidden.
+            real: Elements of positions that are no padding; the others count in nothing.
+        """
+        seen = only(x, real)
+        if not seen.size:
+            return
         self.rank = x.ndim
         shape = [1] * x.ndim
         if self.axis is not None and x.ndim:
             shape[self.axis] = -1
         scale, zero = self.scale.reshape(shape), self.zero_point.reshape(shape)
-        self.lo, self.hi = min(self.lo, float(x.min())), max(self.hi, float(x.max()))
+        self.lo, self.hi = min(self.lo, float(seen.min())), max(self.hi, float(seen.max()))
         with np.errstate(all="ignore"):
             steps = np.round(x.astype(np.float64) / scale) + zero
             integers = np.clip(np.nan_to_num(steps, nan=self.qmin), self.qmin, self.qmax)
-            real = (integers - zero) * scale
+            back = (integers - zero) * scale
+        kept = real
         if visible is not None and visible.shape == x.shape:
-            self.hidden += int(visible.size - visible.sum())
-            x, real = x[visible], real[visible]
-            steps, integers = steps[visible], integers[visible]
+            kept = visible if real is None else visible & real
+            self.hidden += seen.size - int(kept.sum())
+        steps, integers = only(steps, kept), only(integers, kept)
         self.below += int((steps < self.qmin).sum())
         self.above += int((steps > self.qmax).sum())
         self.used[np.unique(integers.astype(np.int64)) - self.qmin] = True
-        self.errors.add(x, real)
+        self.errors.add(only(x, kept), only(back, kept))
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -88,7 +88,8 @@ def _finding(q: QuantizerDiagnosis, metric: str) -> Finding | None:
         return _made("broken", kind, where, q, f"{what}{_cost(q, metric)}", advice)
     heard = q.alone >= FLOOR[metric] and q.share >= SHARE
     if math.isnan(q.alone):
-        heard = q.local_inlier_sqnr_db < _UNHEARD_DB
+        level = q.local_sqnr_db if q.kind == "weight" else q.local_inlier_sqnr_db
+        heard = level < _UNHEARD_DB
     if not heard:
         return None
     kind, what, advice = _cause(q)

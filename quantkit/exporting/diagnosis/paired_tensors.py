@@ -7,7 +7,7 @@ weights. A name alone is no proof (exporters count: `val_12`), so its node has t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
@@ -181,11 +181,28 @@ def by_quantized(pairs: Sequence[Pair]) -> dict[ir.Value, Pair]:
     return found | {pair.before: pair for pair in pairs if pair.before is not None}
 
 
+def pair_of(node: ir.Node, pairs: Mapping[ir.Value, Pair]) -> Pair | None:
+    """Returns the pair of what a node of the quantized graph writes, in real numbers.
+
+    A tool may make a product and a sum of a Gemm: it is then the pair of the sum.
+    """
+    value = real_output(node)
+    users = [user for user, _ in value.uses()]
+    if value in pairs or len(users) != 1 or users[0].op_type != "Add":
+        return pairs.get(value)
+    found = pairs.get(users[0].outputs[0])
+    return found if found is not None and found.node.op_type == "Gemm" else None
+
+
 def _before_output(value: ir.Value) -> ir.Value:
-    """Returns what a pair of Q and DQ reads, where that pair writes the tensor (an output)."""
+    """Returns what a pair of Q and DQ reads, where that pair writes the tensor (an output); the
+    integers where an operator wrote them.
+    """
     back = value.producer()
     integers = None if back is None or back.op_type != "DequantizeLinear" else back.inputs[0]
     node = None if integers is None else integers.producer()
+    if integers is not None and node is not None and node.op_type in OUTPUT_SCALE:
+        return integers
     if node is None or node.op_type != "QuantizeLinear" or node.inputs[0] is None:
         return value
     return node.inputs[0]

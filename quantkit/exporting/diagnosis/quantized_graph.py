@@ -36,6 +36,10 @@ PRODUCTS: Final = {
 }  # fmt: skip
 """Operator -> what it is in a float graph."""
 INTEGER: Final = frozenset(PRODUCTS) - {"MatMul", "Gemm", "Conv", "FusedMatMul", "FusedConv"}
+JUDGED: Final = INTEGER.union(
+    OUTPUT_SCALE, ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+)
+"""Quantized operators that are told apart here; others only pass for what they compute."""
 LAYOUT: Final = frozenset(
     ("Reshape", "Transpose", "Identity", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Cast",
      "Slice", "Split", "Concat", "Gather", "Shape")

@@ -19,7 +19,11 @@ _SCALE_AT: Final = {
     "QLinearMatMul": (4, 5), "QLinearConv": (4, 5), "QGemm": (4, 5),
     "DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (3, 5),
 }  # fmt: skip
-"""Integer products: where the weight's scale and zero point are."""
+"""Integer products: where the right operand's scale and zero point are."""
+_LEFT_SCALE_AT: Final = {
+    "QLinearMatMul": (1, 2), "QGemm": (1, 2), "MatMulIntegerToFloat": (2, 4),
+}  # fmt: skip
+"""The left one's, where that is the weight."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,8 +82,10 @@ def weight_arrays(
                 b = _integer_weight(product, theirs[str(product.weight.name)])
             if b is None:
                 continue
-            if a.shape != b.shape and a.shape == b.shape[::-1]:
-                b = b.T
+            if a.ndim == b.ndim == 2 and _outputs_axis(product) != channel_axis(
+                pair.node, pair.value, 2
+            ):
+                b = b.T  # a square one shows it by nothing else
             if a.shape == b.shape:
                 yield index, a, b
 
@@ -104,10 +110,20 @@ def weight_error(node: ir.Node, value: ir.Value, a: Array, b: Array) -> WeightEr
 
 
 def channel_axis(node: ir.Node, value: ir.Value, rank: int) -> int:
-    """Returns the axis of a float product's weight that its outputs are on."""
-    if PRODUCTS[node.op_type] == "Conv" or node.attributes.get_int("transB", 0) == 1:
+    """Returns the axis of a product's weight, float or of integers, that its outputs are on.
+
+    A weight is the left operand where it is the node's first input, and else the right one.
+    """
+    if PRODUCTS[node.op_type] == "Conv" or rank < 2:
         return 0
-    return rank - 1 if node.inputs[1] is value or rank < 2 else rank - 2
+    is_left = node.inputs[0] is value
+    is_turned = node.attributes.get_int("transA" if is_left else "transB", 0) == 1
+    return rank - 2 if is_left != is_turned else rank - 1
+
+
+def _outputs_axis(product: Product) -> int:
+    """Returns `channel_axis` of a matrix as `weight_arrays` reads it from the quantized graph."""
+    return 1 if product.weight_kind == "blocks" else channel_axis(product.node, product.weight, 2)
 
 
 def weight_grid(product: Product) -> WeightGrid:
@@ -170,28 +186,43 @@ def _integer_weight(product: Product, integers: Array) -> Array | None:
     if scale is None:
         return None
     axis = channel_axis(product.node, product.weight, integers.ndim)
-    shape = [1] * integers.ndim
-    shape[axis] = -1
-    steps = integers.astype(np.float32)
-    if zero is not None:
-        steps = steps - zero.reshape(shape if zero.size > 1 else [1]).astype(np.float32)
-    real: Array = steps * scale.reshape(shape if scale.size > 1 else [1]).astype(np.float32)
+    factor = _along(scale, axis, integers.shape)
+    offset = np.zeros(1) if zero is None else _along(zero, axis, integers.shape)
+    if factor is None or offset is None:
+        return None
+    real: Array = (integers.astype(np.float32) - offset.astype(np.float32)) * factor
     return real
+
+
+def _along(numbers: Array, axis: int, shape: tuple[int, ...]) -> Array | None:
+    """Returns scales or zero points so that they fit a weight; None where they do not."""
+    if numbers.size == 1:
+        return numbers.reshape([1] * len(shape))
+    if numbers.ndim == len(shape):  # a stack of matrices has scales `[stack, 1, outputs]`
+        fits = all(own in (1, size) for own, size in zip(numbers.shape, shape, strict=True))
+        return numbers if fits else None
+    if numbers.ndim != 1 or numbers.size != shape[axis]:
+        return None
+    sizes = [1] * len(shape)
+    sizes[axis] = -1
+    return numbers.reshape(sizes)
 
 
 def _integer_scale(product: Product) -> tuple[Array | None, Array | None]:
     node = product.node
     inputs = [*node.inputs, *(None,) * 8]
+    is_left = inputs[0] is product.weight
     if node.op_type in _SCALE_AT:
-        scale, zero = _SCALE_AT[node.op_type]
-        return array_of(inputs[scale]), array_of(inputs[zero])
+        scale, zero = (_LEFT_SCALE_AT if is_left else _SCALE_AT).get(node.op_type, (0, 0))
+        return (array_of(inputs[scale]), array_of(inputs[zero])) if scale else (None, None)
+    zero_point = array_of(inputs[2 if is_left else 3])
     last = product.output.producer()  # Mul(Cast(product), Mul(scale of the input, scale))
     for value in () if last is None else last.inputs:
         above = None if value is None else value.producer()
         if above is not None and above.op_type == "Mul":
             found = [a for v in above.inputs if (a := array_of(v)) is not None]
-            return (found[0] if found else None), array_of(inputs[3])
-    return None, array_of(inputs[3])
+            return (found[0] if found else None), zero_point
+    return None, zero_point
 
 
 def _dequantize_above(value: ir.Value) -> ir.Node | None:

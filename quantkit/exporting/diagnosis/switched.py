@@ -17,9 +17,12 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from quantkit.exporting.diagnosis.tensor_runs import Arrays, open_graph, run
+from quantkit.errors import InputError
+from quantkit.exporting.diagnosis.padding import Mask, only, real_elements, real_positions
+from quantkit.exporting.diagnosis.tensor_runs import Arrays, run
 from quantkit.exporting.graphs import constant
 from quantkit.onnx_runtime.graph_tensors import load_float_graph, reduced_to
+from quantkit.onnx_runtime.sessions import open_graph
 
 SWITCH: Final = "quantkit/switch"
 _OFF: Final = -1
@@ -54,42 +57,90 @@ def damages(
 
     Args:
         tell: Called with (sites done, sites).
+
+    Raises:
+        InputError: as `damage`.
     """
     graph, names = _switched(path, sites, outputs)
     session = open_graph(path, graph)
     total = np.zeros(len(sites))
     for number, batch in enumerate(batches):
+        real = real_positions(batch)
         truth = run(session, names, {**batch, SWITCH: np.asarray(_OFF)}, path)
         for index in range(len(sites)):
             tell(number * len(sites) + index, len(batches) * len(sites))
             found = run(session, names, {**batch, SWITCH: np.asarray(index)}, path)
-            total[index] += damage(outputs, truth, found) / len(batches)
+            total[index] += damage(outputs, truth, found, real) / len(batches)
     return [float(x) for x in total]
 
 
 def damage(
-    outputs: Sequence[str], truth: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]
+    outputs: Sequence[str],
+    truth: Sequence[NDArray[Any]],
+    found: Sequence[NDArray[Any]],
+    real: Mask | None = None,
 ) -> float:
     """Returns how far outputs are from the truth; inf where they are not finite.
 
     The mean KL(truth || found) over the last axis, in nats, of the one output `logits`; else the
-    sum of squared differences over that of squares.
+    sum of squared differences over that of squares. A part of the vocabulary that the truth gives
+    -inf throughout adds nothing to the KL.
+
+    Args:
+        real: bool `[batch, tokens]`, False where padded: that counts in nothing.
+
+    Raises:
+        InputError: the truth is not finite, and no measure then; or another shape.
     """
+    for name, ours, theirs in zip(outputs, truth, found, strict=True):
+        if ours.shape != theirs.shape:
+            raise InputError(
+                f"output {name!r} is {list(ours.shape)} in the float graph and "
+                f"{list(theirs.shape)} in the quantized one: these are not two forms of one model."
+            )
     if list(outputs) == [LOGITS]:
-        p, q = (torch.from_numpy(np.asarray(x[0], np.float32)) for x in (truth, found))
-        if not bool(q.isfinite().all()):
-            return float("inf")
-        log_p, log_q = (x.reshape(-1, x.shape[-1]).log_softmax(-1) for x in (p, q))
-        kl = torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True)
-        return max(0.0, float(kl.sum(-1, dtype=torch.float64).mean()))
+        return _divergence(*(_rows(x[0], real) for x in (truth, found)))
     signal = noise = 0.0
-    for a, b in zip(truth, found, strict=True):
-        if not np.isfinite(b).all():
-            return float("inf")
-        a64 = a.astype(np.float64)
-        signal += float((a64**2).sum())
-        noise += float(((a64 - b) ** 2).sum())
+    is_finite = True
+    for name, ours, theirs in zip(outputs, truth, found, strict=True):
+        kept = real_elements(ours.shape, real)
+        a, b = only(ours, kept), only(theirs, kept)
+        _require_finite(name, int((~np.isfinite(a)).sum()))
+        is_finite = is_finite and bool(np.isfinite(b).all())
+        if is_finite:
+            a64 = a.astype(np.float64)
+            signal += float((a64**2).sum())
+            noise += float(((a64 - b) ** 2).sum())
+    if not is_finite:
+        return float("inf")
     return noise / signal if signal else float(noise > 0)
+
+
+def _rows(logits: NDArray[Any], real: Mask | None) -> torch.Tensor:
+    """Returns float32 `[positions, vocabulary]` of the positions that are real."""
+    kept = real_elements(logits.shape[:-1], real)
+    rows = logits.reshape(-1, logits.shape[-1]) if kept is None else logits[kept]
+    return torch.from_numpy(np.asarray(rows, np.float32))
+
+
+def _divergence(p: torch.Tensor, q: torch.Tensor) -> float:
+    """Returns the mean KL(p || q) of rows of logits; what p never chooses only takes from q."""
+    never = p.isneginf().all(0)
+    never &= ~never.all()  # of a vocabulary that is hidden as a whole nothing is left to measure
+    _require_finite(LOGITS, int((~p[:, ~never].isfinite()).sum()))
+    if bool(q.isnan().any() or q.isposinf().any() or q[:, ~never].isneginf().any()):
+        return float("inf")
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    terms = torch.where(log_p.isneginf(), 0.0, log_p.exp() * (log_p - log_q))
+    return max(0.0, float(terms.sum(-1, dtype=torch.float64).mean()))
+
+
+def _require_finite(name: str, wrong: int) -> None:
+    if wrong:
+        raise InputError(
+            f"the float graph's output {name!r} holds {wrong} NaN or infinite values on these "
+            "samples: expected finite ones, to measure the quantized graph by."
+        )
 
 
 def _switched(path: Path, sites: Sequence[Site], outputs: Sequence[str]) -> tuple[bytes, list[str]]:

@@ -15,29 +15,10 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quantkit.errors import InputError
 from quantkit.onnx_runtime.graph_tensors import load_float_graph, shapes_of
+from quantkit.onnx_runtime.sessions import MESSAGE, first_line, open_graph
 
 Arrays = Mapping[str, NDArray[Any]]
-_QUIET: Final = 4
-"""ONNX Runtime's severity "fatal": a graph that fails is reported by its exception."""
-_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _BYTES: Final = 4
-_MESSAGE: Final = 200
-
-
-def open_graph(path: Path, graph: bytes) -> ort.InferenceSession:
-    """Returns a session without any fusion; weights outside of the bytes lie beside `path`.
-
-    Raises:
-        InputError: ONNX Runtime refuses the graph.
-    """
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry(_FOLDER, str(path.absolute().parent))
-    try:
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own classes share no base but Exception
-        raise InputError(f"ONNX Runtime cannot load {path}: {_line(error)}") from error
 
 
 class TensorRuns:
@@ -75,7 +56,7 @@ def run(
     except Exception as error:
         shapes = ", ".join(f"{name} {list(feeds[name].shape)}" for name in wanted)
         raise InputError(
-            f"ONNX Runtime cannot run {path}: {_line(error)} (given {shapes[:_MESSAGE]})"
+            f"ONNX Runtime cannot run {path}: {first_line(error)} (given {shapes[:MESSAGE]})"
         ) from error
     return list(found)
 
@@ -120,7 +101,3 @@ def dealt(costs: Sequence[int], limit: int) -> Iterator[list[int]]:
 def as_float(values: NDArray[Any]) -> NDArray[np.float32]:
     """Returns numbers as float32; it does not copy what is that already."""
     return np.asarray(values, np.float32)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_MESSAGE]
