@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quantkit.errors import InputError
-from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES, EXPORT_NAMES, LAYOUTS, STORAGES
+from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES, EXPORT_NAMES, LAYOUTS, OPSETS, STORAGES
 
 MODEL_WORDS = (
     "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
@@ -129,7 +129,10 @@ AttentionBits = Annotated[
         "(16: not quantized).",
     ),
 ]
-Opset = Annotated[int, typer.Option("--opset", metavar="N", help="ONNX operator set, 21 or later.")]
+Opset = Annotated[
+    int,
+    typer.Option("--opset", metavar="N", help=f"ONNX operator set: {', '.join(map(str, OPSETS))}."),
+]
 Quantize = Annotated[
     str,
     typer.Option(

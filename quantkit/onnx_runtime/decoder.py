@@ -129,7 +129,12 @@ class DecoderSession:
             empty = np.zeros((batch, entry.heads, 0, entry.width), entry.dtype)
             feeds[entry.name] = past[index] if past else empty
         wanted = list(dict.fromkeys(names))
-        return dict(zip(wanted, self.session.run(wanted, feeds), strict=True))
+        try:
+            values = self.session.run(wanted, feeds)
+        except Exception as error:  # ONNX Runtime's own classes share no base but Exception
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"ONNX Runtime cannot run the graph: {line[:200]}") from error
+        return dict(zip(wanted, values, strict=True))
 
 
 def open_decoder(

@@ -241,6 +241,11 @@ def _reason(best: Tried | None, trials: Sequence[Trial], max_drop: float) -> str
             f"none of {len(trials)} graphs stays within {max_drop:.4g}: the nearest is "
             f"{nearest.name}, whose loss may be {nearest.loss_high:.4g} at 95 %"
         )
+    if best.trial.speedup < 1:
+        return (
+            f"no graph within {max_drop:.4g} is faster than float: of {len(trials)}, "
+            f"{best.trial.name} is the fastest, {best.trial.speedup:.2f} times as fast"
+        )
     return (
         f"{best.trial.name} is the fastest of {len(trials)} graphs within {max_drop:.4g}: "
         f"{best.trial.speedup:.2f} times as fast as float, loss at most "

@@ -10,7 +10,7 @@ from typing import Final
 
 from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
 from quantkit.calibration import RangePlan, WeightRanges
-from quantkit.errors import GateError
+from quantkit.errors import GateError, InputError
 from quantkit.exporting import MODEL_FILE
 from quantkit.exporting.proof import export_and_prove
 from quantkit.jobs import (
@@ -24,7 +24,7 @@ from quantkit.jobs import (
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.auto import AUTO_FILE, search_export
-from quantkit.pipelines.calibrate import calibrate
+from quantkit.pipelines.calibrate import calibrate, left_out
 from quantkit.pipelines.export_graph import export_graph_into
 from quantkit.pipelines.held_out import (
     HeldOut,
@@ -37,7 +37,7 @@ from quantkit.pipelines.inputs import load_decoder, same_source
 from quantkit.pipelines.runs import running
 from quantkit.pipelines.weights import read_weights
 from quantkit.progress import Progress, silent
-from quantkit.quantization import require_ranges
+from quantkit.quantization import quantizer_names, require_ranges
 from quantkit.recipe import Recipe
 from quantkit.results import AutoResult, Export, Ranges, read_json, write_json
 from quantkit.results.environment import environment
@@ -172,7 +172,10 @@ def ranges_into(
     path = folder / "ranges.json"
     if path.exists():
         return same_source(path, read_json(path, Ranges), loaded, text)
-    plan = RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
+    # a layer whose input is always the same, or 0, has an exact grid
+    plan = RangePlan(
+        methods=parse_methods(method, CALIBRATION_POINTS), allowed=("zero", "constant")
+    )
     return calibrate(
         loaded,
         text,
@@ -233,6 +236,12 @@ def export_into(
     if path.exists():
         return same_source(path, read_json(path, Export), loaded, held.text)
     require_ranges(loaded.model, how.recipe, ranges.tensors, keep=how.keep)
+    names = quantizer_names(loaded.model, how.recipe)
+    if names and set(names) <= set(how.keep):
+        raise InputError(
+            f"--keep leaves none of the {len(names)} quantizers of {how.recipe}: keep fewer, or "
+            "--quantize none."
+        )
     exported = export_and_prove(
         loaded,
         held.text,
@@ -250,6 +259,10 @@ def export_into(
     )
     exported = replace(
         exported,
+        model=replace(
+            exported.model,
+            warnings=[*exported.model.warnings, *left_out(loaded, ["linear_input"])],
+        ),
         data=held.noted(exported.data),
         ranges_sha256=digest_of(ranges, how.keep),
         searched=how.searched,

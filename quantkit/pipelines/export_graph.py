@@ -16,7 +16,7 @@ from quantkit.calib_sets import require_disjoint
 from quantkit.calibration import failed_guards, require_trustworthy
 from quantkit.errors import InputError
 from quantkit.exporting.any_graph import GraphLayers, graph_layers, quantize_layers
-from quantkit.exporting.checks import STANDARD, check_graph
+from quantkit.exporting.checks import STANDARD, check_graph, schema_fault
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
 from quantkit.exporting.layer_proof import prove_layers
 from quantkit.exporting.measure import alternating
@@ -91,7 +91,8 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
         )
         model_path = save_graph(graph, folder)
         own = dataclasses.replace(job.format, recipe=recipe).domains
-        check_graph(model_path, domains | set(own), unread=unread)
+        fault = schema_fault(prepared)  # of the file as it was; ONNX Runtime asks for less
+        check_graph(model_path, domains | set(own), unread=unread, schemas=not fault)
         sample = next(iter(evaluation.alone))
         proofs = prove_layers(
             prepared,
@@ -115,7 +116,9 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
     progress(f"exporting {path.name}: done", steps, steps)
     written = load_graph(model_path)
     return Export(
-        model=_model_info(job, path, parameters, evaluation, [*layers.left, *_reasons(unseen)]),
+        model=_model_info(
+            job, path, parameters, evaluation, [*layers.left, *_reasons(unseen), *_unsound(fault)]
+        ),
         data=_data_info(evaluation, shared),
         recipe=str(recipe),
         opset=int(written.opset_imports[""]),
@@ -280,6 +283,10 @@ def _reasons(unseen: Mapping[str, str]) -> list[str]:
     name, why = next(iter(unseen.items()))
     more = f", and {len(unseen) - 1} more" if unseen.keys() - {name} else ""
     return [f"{name} stays in float, since calibration saw {why}{more}"]
+
+
+def _unsound(fault: str) -> list[str]:
+    return [f"ONNX's checker refuses the file as it was: {fault}"] if fault else []
 
 
 def _parameters(graph: ir.Model) -> int:

@@ -33,7 +33,7 @@ def export_table(run: Run) -> Table:
                 number(float_ms),
                 number(quantized_ms),
                 f"{float_ms / quantized_ms:.2f}x" if known else NOT_AVAILABLE,
-                size(sum(file.bytes for file in result.files)),
+                size(sum(file.bytes for file in result.files if "/" not in file.name)),
                 number(len(result.quantizers)),
             )
         )
