@@ -35,8 +35,9 @@ def diagnose(
             "--calib",
             metavar="SET",
             show_default=False,
-            help="What the graphs read: text (a named set, a text file, a folder, a .jsonl), or a "
-            ".npz with an array for each input. Default: pydoc, for graphs that read tokens.",
+            help="What the graphs read: text (a named set, a text file, a folder, a .jsonl), a "
+            "folder of images, or .npz and .npy files named after the inputs. Default: pydoc, for "
+            "graphs that read tokens.",
         ),
     ] = None,
     tokenizer: Annotated[

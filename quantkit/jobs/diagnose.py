@@ -18,7 +18,8 @@ class DiagnoseJob:
     """Where a quantized graph parts from its float graph, and which quantizer did it.
 
     Attributes:
-        calib: Text, or a `.npz` of the graph's inputs; None: pydoc, for a graph that reads tokens.
+        calib: Text, images, or arrays named after the graph's inputs; None: pydoc, for a graph that
+            reads tokens.
         tokenizer: A folder with a tokenizer; None: the folders of the files, or above them.
         measure: Quantizers whose damage alone is measured, those with the largest local error.
         alone_samples: Samples that it is measured on.

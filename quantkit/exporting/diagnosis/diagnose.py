@@ -178,6 +178,12 @@ def check_files(float_path: Path, quantized_path: Path) -> tuple[ir.Model, ir.Mo
             f"{quantized_path} reads {unknown[0]!r}, which {float_path} does not: these are not "
             "two forms of one model."
         )
+    outputs = [{value.name for value in model.graph.outputs} for model in (ours, theirs)]
+    if not outputs[0] & outputs[1]:
+        raise InputError(
+            f"{quantized_path} has no output of {float_path} ({', '.join(map(str, outputs[0]))}): "
+            "these are not two forms of one model."
+        )
     return ours, theirs
 
 
