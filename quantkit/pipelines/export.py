@@ -275,8 +275,8 @@ def require_passed(folder: Path) -> None:
     export = read_json(folder / RESULT, Export)
     if not export.passed:
         failed = [
-            f"{name} (batch {parity.batch}, {parity.seq_len} tokens: cosine {parity.cosine:.6f}, "
-            f"top-1 agreement {parity.top1_agreement:.4f})"
+            f"{name}, against {parity.reference} (batch {parity.batch}, {parity.seq_len} tokens: "
+            f"cosine {parity.cosine:.6f}, top-1 agreement {parity.top1_agreement:.4f})"
             for name, parities in export.parity.items()
             for parity in parities
             if not parity.passed
