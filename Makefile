@@ -30,8 +30,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/ranges.py
 	$(BIN)/python benchmarks/logits.py
 	$(BIN)/quantkit export smollm2 --quantize auto --max-drop 2% --seq-len 256 --search-samples 32 --out reports/auto
-	$(BIN)/quantkit export smollm2 --quantize w8a8-dynamic --seq-len 256 --eval-samples 64 --out reports/dynamic
-	$(BIN)/python benchmarks/export_peers.py --ours reports/auto reports/dynamic
+	$(BIN)/python benchmarks/export_peers.py --ours reports/auto
 	$(BIN)/python benchmarks/pair_logits.py
 	$(BIN)/python benchmarks/clients.py
 	$(BIN)/python -m pip download --no-deps --no-binary :all: -d benchmarks/data bigbench==1.0.0

@@ -23,7 +23,7 @@ from quantkit.exporting.measure import alternating
 from quantkit.exporting.output_agreement import compare_outputs
 from quantkit.exporting.prepare import prepare_graph
 from quantkit.exporting.rewrite_conv import conv_names
-from quantkit.jobs import ExportJob
+from quantkit.jobs import DEFAULT_TEXT, ExportJob
 from quantkit.models import sha256_of
 from quantkit.numerics.choose import choose_range
 from quantkit.numerics.methods import Method, MovingAverageRange, parse_methods
@@ -165,6 +165,9 @@ def _data(
     job: ExportJob, path: Path, inputs: Sequence[GraphInput]
 ) -> tuple[GraphData, GraphData, int]:
     """Returns calibration's samples, evaluation's, and how many they share."""
+    # data of one's own are evaluated on, too, where nothing else was named
+    is_own = job.eval == DEFAULT_TEXT and job.calib != DEFAULT_TEXT
+    held_out = job.calib if is_own else job.eval
 
     def samples_of(source: str, count: int, skip: int = 0) -> GraphData:
         return graph_data(
@@ -179,8 +182,13 @@ def _data(
             tokenizer=job.tokenizer,
         )
 
-    calib = samples_of(job.calib, job.samples)
-    evaluation = samples_of(job.eval, job.eval_samples, job.samples if job.eval == job.calib else 0)
+    calib, taken = samples_of(job.calib, job.samples), job.samples
+    if held_out == job.calib and 1 < calib.samples.sequences < job.samples:
+        taken = max(
+            1, calib.samples.sequences * 2 // 3
+        )  # all there is: a third is left to evaluate
+        calib = samples_of(job.calib, taken)
+    evaluation = samples_of(held_out, job.eval_samples, taken if held_out == job.calib else 0)
     shared = require_disjoint(
         calib.samples, evaluation.samples, "calibration and evaluation", allow=job.allow_overlap
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quantkit.reporting.collect import Run
-from quantkit.reporting.text import Table, first_of, number, printable, size
+from quantkit.reporting.text import Table, first_of, number, printable, share, size
 from quantkit.results import AutoResult, Trial
 
 
@@ -18,11 +18,11 @@ def auto_table(found: AutoResult) -> Table:
     """Returns every graph that was tried, with its accuracy, speed and size."""
     return Table(
         title=printable(
-            f"Tried for {found.model.name}: {found.metric} within {found.max_drop:.4g}, float "
+            f"Tried for {found.model.name}: {found.metric} within {share(found.max_drop)}, float "
             f"{number(found.float_value)} ({found.data.sequences} x {found.data.seq_len} tokens)"
         ),
         columns=(
-            "graph", "", found.metric, "change", "95 %", "ms", "speed-up", "size",
+            "graph", "status", found.metric, "change", "95 %", "ms", "float ms", "speed-up", "size",
         ),
         rows=tuple(_row(found, trial) for trial in found.trials),
         text_columns=2,
@@ -50,7 +50,7 @@ def auto_notes(found: AutoResult) -> tuple[str, ...]:
 def _row(found: AutoResult, trial: Trial) -> tuple[str, ...]:
     marks = ["chosen"] if trial.name == found.chosen else []
     marks += ["front"] if trial.is_on_front else []
-    marks += [] if trial.is_within else ["over budget"]
+    marks += ["within" if trial.is_within else "over budget"]
     ends = (trial.change_low, trial.change_high)
     known = all(map(math.isfinite, ends))
     return (
@@ -60,6 +60,7 @@ def _row(found: AutoResult, trial: Trial) -> tuple[str, ...]:
         number(trial.change),
         " .. ".join(number(end) for end in ends) if known else "unknown",
         number(trial.latency_ms),
+        number(trial.float_ms),
         f"{trial.speedup:.2f}x",
         size(trial.bytes),
     )

@@ -25,6 +25,7 @@ def diagnosis_text(run_folder: Path, top: int = WORST) -> str:
         f"{len(found.quantizers)} quantizers measured alone",
         *(f"WARNING: {line}" for line in found.warnings),
         _begins(found),
+        "What is broken comes first, then the largest share of all damages alone added up.",
         "",
     ]
     for rank, finding in enumerate(found.findings[:top], 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from quantkit.reporting.collect import Run
 from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number, share, size
@@ -56,13 +57,36 @@ def recipe_of(result: Export) -> str:
 
 
 def notes(run: Run) -> tuple[str, ...]:
-    """Returns what each export left in float and what it smoothed; nothing where it did neither."""
+    """Returns what each export left in float, smoothed and lost; nothing where it did none."""
     many = len(run.exports) > 1
     return tuple(
         f"{found.result.model.name}, {found.result.recipe}: {part}" if many else part
         for found in run.exports
-        for part in (_kept(found.result), _smoothed(found.result))
+        for part in (_kept(found.result), _smoothed(found.result), _lost(found.result))
         if part
+    )
+
+
+MUCH_LOST: Final = 0.05
+"""Of a perplexity, relative; from here on an export says so, though its arithmetic is proven."""
+LEAST_COSINE: Final = 0.99
+"""Of an output with float's: the same."""
+
+
+def _lost(result: Export) -> str:
+    accuracy = result.accuracy
+    moved = [check.cosine for check in result.parity.get("outputs", [])]
+    if accuracy is not None and accuracy.metric == "perplexity":
+        is_much = not accuracy.quantized <= (1 + MUCH_LOST) * accuracy.float
+        said = f"perplexity {number(accuracy.float)} became {number(accuracy.quantized)}"
+    else:
+        is_much = bool(moved) and not min(moved) >= LEAST_COSINE
+        said = f"an output keeps a cosine of {number(min(moved))} with float's" if moved else ""
+    if not is_much:
+        return ""
+    return (
+        f"WARNING: accuracy is lost, {said}: the gates prove the arithmetic, not the recipe. Try "
+        "--quantize auto or w8a8-dynamic, or --keep what quantkit diagnose names"
     )
 
 

@@ -174,8 +174,9 @@ def _export(run: Run) -> str:
 
 
 def _export_part(result: Export) -> str:
-    # what is compared step by step; end to end, the model's own sensitivity stands beside it
-    proofs = [result.parity.get(name, []) for name in ("float", "quantized")]
+    # all that was compared but the model with itself
+    shown = [name for name in result.parity if name != "simulation against itself"]
+    proofs = [result.parity[name] for name in shown]
     checks = [check for checks in proofs for check in checks]
     text = f"the {result.recipe} export of {result.model.name} "
     if result.kept:
