@@ -35,9 +35,9 @@ def report(
     pair, beside the paper's own figures.
 
     Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json,
-    auto.json, training.json, curves.jsonl, and sweep-seeds.json and training-seeds.json (other models, of
-    several seeds), in and below the folders. A report that stands there already is replaced,
-    and charts of it that the new one has not are removed, unless somebody changed them.
+    auto.json, training.json, curves.jsonl, and sweep-seeds.json and training-seeds.json (other
+    models, of several seeds), in and below the folders. A report that stands there already is
+    replaced, and charts of it that the new one has not are removed, unless somebody changed them.
 
     \b
     Examples:

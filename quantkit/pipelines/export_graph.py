@@ -184,9 +184,8 @@ def _data(
 
     calib, taken = samples_of(job.calib, job.samples), job.samples
     if held_out == job.calib and 1 < calib.samples.sequences < job.samples:
-        taken = max(
-            1, calib.samples.sequences * 2 // 3
-        )  # all there is: a third is left to evaluate
+        # that is all there is: a third is left to evaluate
+        taken = max(1, calib.samples.sequences * 2 // 3)
         calib = samples_of(job.calib, taken)
     evaluation = samples_of(held_out, job.eval_samples, taken if held_out == job.calib else 0)
     shared = require_disjoint(
