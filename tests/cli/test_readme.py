@@ -1,5 +1,6 @@
 """The README names every command and every module, and nothing that is not there."""
 
+import json
 import re
 from pathlib import Path
 
@@ -30,3 +31,20 @@ def test_the_makefile_runs_what_the_example_says() -> None:
     shown = re.search(r"`(quantkit compare --out[^`]*)`", README)
     assert shown is not None
     assert re.sub(r"\s+", " ", shown[1]) in recipe
+
+
+def test_the_table_of_exports_is_the_benchmarks() -> None:
+    """The README quotes `benchmarks/results/export_peers.json`, row by row."""
+    text = (ROOT / "benchmarks/results/export_peers.json").read_text(encoding="utf-8")
+    graphs = json.loads(text)["graphs"]
+    lines = README.split("| | perplexity | beside float")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(rows) == len(graphs)
+    for row, graph in zip(rows, graphs, strict=True):
+        name = graph["graph"]
+        assert name in row[0] or (name.startswith("quantkit") and "auto" in row[0])
+        if graph["perplexity"] < 1e6:
+            assert row[1] == f"{graph['perplexity']:.2f}"
+            assert row[2].split(" ")[0] in (f"{graph['ratio']:.3f}", "1")
+        for place, key in ((3, "prefill_ms"), (4, "decode_ms")):
+            assert row[place] == f"{graphs[0][key] / graph[key]:.2f}x"
