@@ -115,7 +115,7 @@ def export_and_prove(
     recipe.require_exportable()
     smoothing = ranges.smoothing if smoothing is None else smoothing
     require_known(keep, every_quantizer(loaded.model), "to keep in float")
-    group_size_of(recipe, weight_ranges)
+    group_size_of(recipe, weight_ranges, form.storage)
     steps = 6
     progress(f"exporting {loaded.name}: float graph", 0, steps)
     batch = parity_batch(evaluation)

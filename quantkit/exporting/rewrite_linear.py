@@ -17,6 +17,8 @@ from quantkit.jobs import Storage
 from quantkit.recipe import Recipe, WeightQuant
 from quantkit.results import QuantizerInfo, Range
 
+_NIBBLE, _BYTE = 4, 8
+
 
 def quantize_linears(
     model: ir.Model,
@@ -39,9 +41,7 @@ def quantize_linears(
             of another granularity; a format that the storage cannot hold.
     """
     weights, inputs = recipe.weights, recipe.activations
-    group_size = group_size_of(recipe, weight_ranges)
-    if weight_ranges is not None and weights is not None:
-        weight_ranges.require_width(weights.bits)
+    group_size = group_size_of(recipe, weight_ranges, storage)
     infos: list[QuantizerInfo] = []
     shared: Shared = {}
     tokens: dict[str, TokenGrid] = {}
@@ -68,17 +68,29 @@ def quantize_linears(
     return infos
 
 
-def group_size_of(recipe: Recipe, ranges: WeightRanges | None) -> int | None:
+def group_size_of(
+    recipe: Recipe, ranges: WeightRanges | None, storage: Storage = "qdq"
+) -> int | None:
     """Returns the inputs that share a scale of the weights; None: a channel's all.
 
     Raises:
-        InputError: the recipe has other groups than the ranges.
+        InputError: the recipe has other groups or another width than the ranges; or groups of more
+            than 4 bits beside inputs of at most 8, which ONNX Runtime fuses and cannot run.
     """
-    weights = recipe.weights
+    weights, inputs = recipe.weights, recipe.activations
     if not isinstance(weights, WeightQuant):
         return None
+    size = weights.group_size if ranges is None else ranges.group_size
+    is_fused = inputs is not None and inputs.bits <= _BYTE and weights.bits > _NIBBLE
+    if size is not None and is_fused and storage == "qdq":
+        raise InputError(
+            f"the ranges of weights are by group ({size} inputs each), and beside inputs of 8 bits "
+            "ONNX Runtime takes one scale a channel: calibrate --weights channel, or --storage "
+            "matmulnbits."
+        )
     if ranges is None:
-        return weights.group_size
+        return size
+    ranges.require_width(weights.bits)
     if weights.group_size not in (None, ranges.group_size):
         found = "channel" if ranges.group_size is None else f"group of {ranges.group_size}"
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from quantkit.results import AutoResult, Export, read_json, read_plain, write_js
 from quantkit.search import judge
 from tests.conftest import byte_tokenizer
 from tests.search.conftest import plant
+
+
+@pytest.fixture(scope="module", autouse=True)
+def equally_fast() -> Iterator[None]:
+    """Every graph is timed as twice as fast as float: what is chosen then hangs on no clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "paired_latency", lambda *_: (2.0, 1.0))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,7 @@ def test_what_was_tried_is_what_was_taken(finished: Path) -> None:
     assert bool(export.smoothed) == (chosen.smoothing != "none")
     assert chosen.is_within and chosen.loss_high <= found.max_drop
     within = [trial for trial in found.trials if trial.is_within]
-    assert chosen.speedup >= 0.98 * max(trial.speedup for trial in within)
+    assert chosen.loss_high == min(trial.loss_high for trial in within)
     recipes = {trial.recipe for trial in found.trials}
     assert recipes >= {"w8a8", "w8a8:token:symmetric", "w8:group32", "w4:group32"}
     assert {trial.smoothing for trial in found.trials} == {"none", "auto", "0.5"}
