@@ -18,6 +18,7 @@ from quantkit.errors import InputError
 from quantkit.exporting.parity import Batch
 from quantkit.numerics.resampling import interval, resampled
 from quantkit.onnx_runtime import DecoderSession
+from quantkit.results import Accuracy
 
 BlockScores = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Negative log-likelihood in nats and predicted tokens, both `[blocks]`."""
@@ -160,6 +161,23 @@ def change_of(
     if not (math.isfinite(low) and math.isfinite(high)):
         return change, None, None
     return change, low, high
+
+
+def accuracy_of_scores(
+    float_scores: BlockScores, quantized_scores: BlockScores, seed: int
+) -> Accuracy:
+    """Returns both perplexities on the same blocks, and what changed, see `change_of`."""
+    change, low, high = change_of(float_scores, quantized_scores, seed)
+    return Accuracy(
+        metric="perplexity",
+        float=perplexity_of(float_scores),
+        quantized=perplexity_of(quantized_scores),
+        change=change,
+        change_low=low,
+        change_high=high,
+        loss=change - 1.0,
+        units=len(quantized_scores[0]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -37,6 +37,7 @@ from quantkit.exporting.graphs import (
     strip_metadata,
 )
 from quantkit.onnx_runtime import load_float_graph
+from quantkit.onnx_runtime.sessions import first_line
 
 LEAST_OPSET: Final = 21
 """The first whose QuantizeLinear knows 4 and 16 bits."""
@@ -47,7 +48,6 @@ _WRONG_TYPES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DO
 _TURNS: Final = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "Flatten")
 """Nodes that only turn a weight: they are folded however large it is."""
 _LARGE: Final = 1024
-_MESSAGE: Final = 200
 
 
 def prepare_graph(path: Path, *, opset: int = LEAST_OPSET) -> ir.Model:
@@ -135,7 +135,7 @@ def _raise_opset(model: ir.Model, path: Path, opset: int) -> ir.Model:
         raised = version_converter.convert_version(ir.to_proto(model), opset)
         onnx.checker.check_model(raised)
     except Exception as error:  # onnx raises RuntimeError, its own types and protobuf's
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:_MESSAGE]
+        first = first_line(error)
         raise InputError(
             f"{path} has opset {own}, which cannot be raised to {opset}: {first}. Export it again "
             f"with opset {opset}."

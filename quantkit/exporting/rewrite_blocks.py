@@ -24,6 +24,7 @@ from quantkit.calibration import WeightRanges
 from quantkit.errors import InputError
 from quantkit.exporting.graphs import constant, storage_dtype
 from quantkit.exporting.linears import LinearNode, turns_input
+from quantkit.exporting.rewrite_weights import put_integers
 from quantkit.jobs import Storage
 from quantkit.numerics.affine import (
     check_range,
@@ -94,29 +95,18 @@ def _as_blocks(
     qtype: QType,
     group_size: int,
 ) -> None:
-    name, dtype = f"{linear.module}.weight", storage_dtype(qtype)
-
     def turned(x: Tensor) -> NDArray[np.generic]:
         array: NDArray[np.generic] = x.numpy()
         return array if linear.transposed else np.ascontiguousarray(array.T)
 
-    zeros = np.zeros(turned(scale).shape, np.int32)
-    node = ir.node(
-        "DequantizeLinear",
-        [
-            constant(model, f"{name}_quantized", turned(integers), dtype),
-            constant(model, f"{name}_scale", turned(scale), ir.DataType.FLOAT),
-            constant(model, f"{name}_zero_point", zeros, dtype),
-        ],
+    put_integers(
+        model,
+        linear,
+        turned(integers),
+        turned(scale),
+        storage_dtype(qtype),
         {"axis": int(linear.transposed), "block_size": group_size},
-        name=f"weight/{linear.module}/dequantize",
     )
-    original = linear.node.inputs[1]
-    assert original is not None  # the layer was found by this constant
-    output = node.outputs[0]
-    output.name, output.shape, output.type = f"{name}_dequantized", original.shape, original.type
-    model.graph.insert_before(linear.node, node)
-    linear.node.replace_input_with(1, output)
 
 
 def _as_matmulnbits(

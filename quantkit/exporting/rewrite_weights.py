@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quantkit.calibration import WeightRanges
 from quantkit.exporting.graphs import constant, storage_dtype
@@ -34,28 +35,15 @@ def quantize_weight(
     check_range(linear.weight.min(), linear.weight.max(), name)
     scale = weight_scale(linear.weight, bits, module=linear.module, ranges=ranges)
     integers = quantize(linear.weight, scale, 0, qtype)
-    axis = 0 if linear.transposed else 1
-    dtype = storage_dtype(qtype)
-    array = integers.numpy()
-    flat = scale.reshape(-1).numpy()
-    stored = constant(model, f"{name}_quantized", array if linear.transposed else array.T, dtype)
-    zeros = np.zeros(flat.shape, np.int32)
-    node = ir.node(
-        "DequantizeLinear",
-        [
-            stored,
-            constant(model, f"{name}_scale", flat, ir.DataType.FLOAT),
-            constant(model, f"{name}_zero_point", zeros, dtype),
-        ],
-        {"axis": axis},
-        name=f"weight/{linear.module}/dequantize",
+    array, flat = integers.numpy(), scale.reshape(-1).numpy()
+    put_integers(
+        model,
+        linear,
+        array if linear.transposed else array.T,
+        flat,
+        storage_dtype(qtype),
+        {"axis": 0 if linear.transposed else 1},
     )
-    original = linear.node.inputs[1]
-    assert original is not None  # match_linears found the layer by this constant
-    output = node.outputs[0]
-    output.name, output.shape, output.type = f"{name}_dequantized", original.shape, original.type
-    model.graph.insert_before(linear.node, node)
-    linear.node.replace_input_with(1, output)
     return QuantizerInfo(
         name=f"weight/{linear.module}",
         qtype=str(qtype),
@@ -64,3 +52,35 @@ def quantize_weight(
         scale_max=float(flat.max()),
         hits=1,
     )
+
+
+def put_integers(
+    model: ir.Model,
+    linear: LinearNode,
+    integers: NDArray[np.generic],
+    scale: NDArray[np.generic],
+    dtype: ir.DataType,
+    attributes: dict[str, int],
+) -> None:
+    """Makes a layer read its weight from integers through a DequantizeLinear with zero points 0.
+
+    Args:
+        integers: As the layer's constant lies; `scale`: as the operator's attributes say.
+    """
+    name = f"{linear.module}.weight"
+    node = ir.node(
+        "DequantizeLinear",
+        [
+            constant(model, f"{name}_quantized", integers, dtype),
+            constant(model, f"{name}_scale", scale, ir.DataType.FLOAT),
+            constant(model, f"{name}_zero_point", np.zeros(scale.shape, np.int32), dtype),
+        ],
+        attributes,
+        name=f"weight/{linear.module}/dequantize",
+    )
+    original = linear.node.inputs[1]
+    assert original is not None  # the layer was found by this constant
+    output = node.outputs[0]
+    output.name, output.shape, output.type = f"{name}_dequantized", original.shape, original.type
+    model.graph.insert_before(linear.node, node)
+    linear.node.replace_input_with(1, output)

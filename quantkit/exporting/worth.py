@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from quantkit.calib_sets import TokenSlice
-from quantkit.exporting.measure import block_scores, change_of, latency, perplexity_of
+from quantkit.exporting.measure import accuracy_of_scores, block_scores, latency
 from quantkit.exporting.peak import memory
 from quantkit.onnx_runtime import DecoderSession
 from quantkit.results import Accuracy
@@ -28,17 +28,7 @@ def accuracy_of(
     scores = float_scores
     if session is not float_session:
         scores = block_scores(session, text.batches(batch_size))
-    change, low, high = change_of(float_scores, scores, seed)
-    return Accuracy(
-        metric="perplexity",
-        float=perplexity_of(float_scores),
-        quantized=perplexity_of(scores),
-        change=change,
-        change_low=low,
-        change_high=high,
-        loss=change - 1.0,
-        units=len(scores[0]),
-    )
+    return accuracy_of_scores(float_scores, scores, seed)
 
 
 def latencies_of(

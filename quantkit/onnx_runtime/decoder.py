@@ -18,6 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from quantkit.errors import InputError
+from quantkit.onnx_runtime.sessions import first_line
 
 _CACHE_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -132,8 +133,7 @@ class DecoderSession:
         try:
             values = self.session.run(wanted, feeds)
         except Exception as error:  # ONNX Runtime's own classes share no base but Exception
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"ONNX Runtime cannot run the graph: {line[:200]}") from error
+            raise InputError(f"ONNX Runtime cannot run the graph: {first_line(error)}") from error
         return dict(zip(wanted, values, strict=True))
 
 

@@ -8,20 +8,15 @@ other one is left to the report.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from quantkit.calib_sets import TokenSlice, require_disjoint, text_slice
-from quantkit.calibration import OBSERVATIONS_FILE, RangePlan, choose_ranges
-from quantkit.calibration import load as load_observations
 from quantkit.errors import GateError, InputError
-from quantkit.exporting import LATENCY_TOKENS, export_float_once, float_path
+from quantkit.exporting import LATENCY_TOKENS, float_path
 from quantkit.jobs import (
-    CALIBRATION_POINTS,
-    DEFAULT_WEIGHT_BITS,
     ExportJob,
     Storage,
     SweepJob,
@@ -31,32 +26,23 @@ from quantkit.jobs import (
 from quantkit.jobs.tasks import PerplexitySpec, reads_text
 from quantkit.models import LoadedModel
 from quantkit.models.smoothing_groups import smoothing_groups
-from quantkit.numerics.methods import parse_methods
-from quantkit.pipelines.calibrate import calibrate
+from quantkit.pipelines.auto_sources import WORDS, Sources
 from quantkit.pipelines.held_out import HeldOut
-from quantkit.pipelines.runs import ALONE, SEARCH_FOLDER
-from quantkit.pipelines.smoothing import smoothing_of
+from quantkit.pipelines.runs import SEARCH_FOLDER
 from quantkit.pipelines.sweep_subjects import Prepared, seen_text, task_of
 from quantkit.progress import Progress
-from quantkit.quantization import smoothed
-from quantkit.results import AutoResult, Ranges, Smoothing, Trial, read_json, write_json
+from quantkit.results import AutoResult, Ranges, Trial, read_json, write_json
 from quantkit.results.environment import environment
 from quantkit.search import sensitivity
 from quantkit.search.auto import Tried, choose, explore, front
-from quantkit.search.candidates import METHODS, Candidate, Smoothed, first_candidates
-from quantkit.search.judge import Source, TrialBench, task_accuracy
+from quantkit.search.candidates import METHODS, Candidate, first_candidates
+from quantkit.search.judge import TrialBench, task_accuracy
 from quantkit.tasks import Perplexity
 from quantkit.tasks.task import Task
 
 AUTO_FILE: Final = "auto.json"
 RANKED_BLOCKS: Final = 2
 """Blocks that inputs are ranked on: the worst ones stand out after a few."""
-WORDS: Final[dict[Smoothed, str]] = {
-    "none": "as-it-is",
-    "auto": "smoothed",
-    "0.5": "smoothed-0.5",
-}
-"""Folders of what is made for each smoothing."""
 MORE_TASKS: Final = 2
 """A task that is no text is measured whole, and every other item is left to the report."""
 
@@ -129,7 +115,7 @@ def search_export(job: ExportJob, loaded: LoadedModel, folder: Path, progress: P
     """
     assert job.max_drop is not None  # the job has checked it
     parts = parts_of(job, loaded)
-    sources = _Sources(job=job, loaded=loaded, calib=parts.calib, folder=folder, progress=progress)
+    sources = Sources(job=job, loaded=loaded, calib=parts.calib, folder=folder, progress=progress)
     task, units = _task(job, loaded, parts.search)
     path = folder / AUTO_FILE
     if path.is_file():
@@ -165,7 +151,7 @@ def _search(
     job: ExportJob,
     loaded: LoadedModel,
     text: TokenSlice,
-    sources: _Sources,
+    sources: Sources,
     task: Task[Any],
     units: slice,
 ) -> AutoResult:
@@ -268,113 +254,12 @@ def _same(path: Path, found: AutoResult, loaded: LoadedModel, task: Task[Any]) -
     return found
 
 
-@dataclass(kw_only=True, eq=False)
-class _Sources:
-    """Ranges and float graphs by smoothing, made when they are first asked for."""
-
-    job: ExportJob
-    loaded: LoadedModel
-    calib: TokenSlice
-    folder: Path
-    progress: Progress
-    known: dict[tuple[Smoothed, bool], Ranges] = field(default_factory=dict)
-
-    def float_graph(self, smoothing: Smoothed) -> Path:
-        """Returns the float graph of the model, smoothed or as it is."""
-        scales = {} if smoothing == "none" else self._smoothing(smoothing)
-        self.progress(f"exporting the float graph ({_word(smoothing)})", 0, 1)
-        with smoothed(self.loaded.model, scales):
-            return export_float_once(
-                self.loaded, self._folder(smoothing), opset=self.job.opset, smoothing=scales
-            )
-
-    def source(self, candidate: Candidate) -> Source:
-        """Returns what a candidate is built from."""
-        return Source(
-            ranges=self.source_ranges(candidate), graph=self.float_graph(candidate.smoothing)
-        )
-
-    def source_ranges(self, candidate: Candidate) -> Ranges:
-        """Returns the ranges of a candidate, with its smoothing."""
-        ranges = self._ranges(candidate.smoothing, candidate.recipe.needs_ranges)
-        if candidate.method and candidate.method != self.job.method:
-            return self._chosen_by(candidate.method, candidate.smoothing, ranges)
-        return ranges
-
-    def hand_over(self, smoothing: Smoothed) -> None:
-        """Gives the chosen float graph to the export, and removes the other one."""
-        for kind in WORDS:
-            own = float_path(self._folder(kind))
-            if not own.parent.is_dir():
-                continue
-            target = float_path(self.folder).parent
-            if kind == smoothing and not target.exists():
-                shutil.move(own.parent, target)
-            else:
-                shutil.rmtree(own.parent)
-
-    def _folder(self, smoothing: Smoothed) -> Path:
-        return self.folder / SEARCH_FOLDER / _word(smoothing)
-
-    def _plan(self, method: str) -> RangePlan:
-        return RangePlan(methods=parse_methods(method, CALIBRATION_POINTS))
-
-    def _smoothing(self, smoothing: Smoothed) -> dict[str, Smoothing]:
-        if smoothing == "none":
-            return {}
-        return smoothing_of(
-            self.loaded,
-            self.calib,
-            self._folder(smoothing),
-            self._plan(self.job.method),
-            None if smoothing == "auto" else float(smoothing),
-            DEFAULT_WEIGHT_BITS,
-            self.job.batch_size,
-            ALONE,
-            self.progress,
-        )
-
-    def _ranges(self, smoothing: Smoothed, needs_ranges: bool) -> Ranges:
-        key = (smoothing, needs_ranges)
-        if key not in self.known:
-            if needs_ranges:
-                self.known[key] = calibrate(
-                    self.loaded,
-                    self.calib,
-                    self._folder(smoothing),
-                    plan=self._plan(self.job.method),
-                    smooth=smoothing != "none",
-                    alpha=None if smoothing in ("none", "auto") else float(smoothing),
-                    batch_size=self.job.batch_size,
-                    progress=self.progress,
-                )
-            else:
-                self.known[key] = Ranges(
-                    model=self.loaded.info(),
-                    data=self.calib.info(self.job.batch_size),
-                    method="none",
-                    environment=environment(),
-                    tensors={},
-                    smoothing=self._smoothing(smoothing),
-                )
-        return self.known[key]
-
-    def _chosen_by(self, method: str, smoothing: Smoothed, ranges: Ranges) -> Ranges:
-        recording, _ = load_observations(self._folder(smoothing) / OBSERVATIONS_FILE)
-        tensors = choose_ranges(recording.seen, self._plan(method), progress=self.progress)
-        return replace(ranges, tensors=tensors, method=method)
-
-
-def _word(smoothing: Smoothed) -> str:
-    return WORDS[smoothing]
-
-
 def _storage(job: ExportJob) -> Storage:
     return "qdq" if job.storage == "qdq" else "matmulnbits"
 
 
 def _ranked(
-    sources: _Sources, text: TokenSlice, candidate: Candidate, job: ExportJob
+    sources: Sources, text: TokenSlice, candidate: Candidate, job: ExportJob
 ) -> Sequence[str]:
     """Returns the inputs of linear layers, the one that costs most alone first."""
     found = sensitivity(
@@ -384,7 +269,7 @@ def _ranked(
         sources.source(candidate).ranges,
         ranges_run=AUTO_FILE,
         batch_size=1,
-        store=sources.folder / SEARCH_FOLDER / f"ranking-{_word(candidate.smoothing)}",
+        store=sources.folder / SEARCH_FOLDER / f"ranking-{WORDS[candidate.smoothing]}",
         progress=sources.progress,
         modes=("enable-one",),
         target_frac=1.0,

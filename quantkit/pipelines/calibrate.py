@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -238,6 +238,24 @@ def calibrate(
         )
 
     return processes.at_first(write)
+
+
+def no_ranges(
+    loaded: LoadedModel,
+    data: DataSlice,
+    batch_size: int,
+    *,
+    smoothing: Mapping[str, Smoothing] | None = None,
+) -> Ranges:
+    """Returns the ranges of a recipe that reads none: nothing is calibrated."""
+    return Ranges(
+        model=loaded.info(),
+        data=data.info(batch_size),
+        method="none",
+        environment=environment(),
+        tensors={},
+        smoothing=dict(smoothing or {}),
+    )
 
 
 def left_out(loaded: LoadedModel, points: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from quantkit.jobs import (
 from quantkit.models import LoadedModel
 from quantkit.numerics.methods import parse_methods
 from quantkit.pipelines.auto import AUTO_FILE, search_export
-from quantkit.pipelines.calibrate import calibrate, left_out
+from quantkit.pipelines.calibrate import calibrate, left_out, no_ranges
 from quantkit.pipelines.export_graph import export_graph_into
 from quantkit.pipelines.held_out import (
     HeldOut,
@@ -40,7 +40,6 @@ from quantkit.progress import Progress, silent
 from quantkit.quantization import quantizer_names, require_ranges
 from quantkit.recipe import Recipe
 from quantkit.results import AutoResult, Export, Ranges, read_json, write_json
-from quantkit.results.environment import environment
 from quantkit.sweeps import digest_of
 
 RESULT: Final = "export.json"
@@ -184,17 +183,6 @@ def ranges_into(
         points=points,
         batch_size=batch_size,
         progress=progress,
-    )
-
-
-def no_ranges(loaded: LoadedModel, text: TokenSlice, batch_size: int) -> Ranges:
-    """Returns the ranges of a recipe that reads none: nothing is calibrated."""
-    return Ranges(
-        model=loaded.info(),
-        data=text.info(batch_size),
-        method="none",
-        environment=environment(),
-        tensors={},
     )
 
 

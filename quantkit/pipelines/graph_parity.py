@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from quantkit.exporting.grid_proof import GridProof
-from quantkit.exporting.measure import change_of, perplexity_of
+from quantkit.exporting.measure import accuracy_of_scores
 from quantkit.exporting.output_agreement import OutputAgreement, OutputSums
 from quantkit.exporting.parity import FLOAT_GATE
 from quantkit.onnx_runtime import GraphBatch
@@ -64,17 +64,7 @@ def accuracy_of(found: OutputAgreement, seed: int) -> Accuracy | None:
     if found.is_language_model:
         before = (found.float_nll, found.predicted)
         behind = (found.quantized_nll, found.predicted)
-        change, low, high = change_of(before, behind, seed)
-        return Accuracy(
-            metric="perplexity",
-            float=perplexity_of(before),
-            quantized=perplexity_of(behind),
-            change=change,
-            change_low=low,
-            change_high=high,
-            loss=change - 1.0,
-            units=len(found.predicted),
-        )
+        return accuracy_of_scores(before, behind, seed)
     cosines = [sums.cosine for sums in found.outputs.values()]
     if not cosines or not math.isfinite(min(cosines)):
         return None

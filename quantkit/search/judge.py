@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -187,7 +187,7 @@ class TrialBench:
         base_session, base, base_values = self.base()
         self.store.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.store, prefix=".building-") as folder:
-            path = build(self.loaded, candidate, source, Path(folder), candidate.keep)
+            path = build(self.loaded, candidate, source, Path(folder))
             size = sum(file.stat().st_size for file in Path(folder).iterdir())
             session = open_decoder(path)
             metric = scored(session, self.task, self.units)
@@ -217,7 +217,6 @@ def build(
     candidate: Candidate,
     source: Source,
     folder: Path,
-    keep: Collection[str] = (),
 ) -> Path:
     """Writes a candidate's graph and returns its path."""
     with smoothed(loaded.model, source.ranges.smoothing):
@@ -226,7 +225,7 @@ def build(
             module_linears=dict(projection_modules(loaded.model)),
             recipe=candidate.recipe,
             ranges=source.ranges.tensors,
-            keep=keep,
+            keep=candidate.keep,
             storage=candidate.storage,
             maps=maps_of(loaded.model),
         )
