@@ -4,10 +4,11 @@ VENV ?= .venv
 WORKERS ?= 2
 PYTHON ?= python3
 BIN := $(VENV)/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 NEEDLES := needles:needles=1:queries=1:tokens=256,needles:needles=2:tokens=256,needles:tokens=256,needles:needles=6:tokens=256
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint pytest bench pair clean
+.PHONY: demo test lint pytest chromium bench pair clean
 
 demo: $(STAMP)
 	$(BIN)/quantkit compare --out reports/demo
@@ -19,8 +20,13 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-pytest: $(STAMP)
+pytest: $(STAMP) chromium
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# The report is tested in a real browser.
+chromium:
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ $(SUDO) apt-get update && $(SUDO) apt-get install -y --no-install-recommends chromium; }
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/recording.py

@@ -1,7 +1,7 @@
 """quantkit: where a transformer's outliers are, what they cost, and how to ship without the cost.
 
-The verbs are functions (`quantkit.stats(...)`), the modules are nouns. Nothing heavy is imported
-until a verb is looked up: `import quantkit` loads neither torch nor transformers.
+The verbs are functions (`quantkit.stats(...)`), the modules are nouns. `import quantkit` loads
+neither torch nor transformers, and nor does looking up a verb of `quantkit.api`: calling it does.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
-    "stats": ("quantkit.pipelines", "run_stats"),
-    "calibrate": ("quantkit.pipelines", "run_calibrate"),
-    "sensitivity": ("quantkit.pipelines", "run_sensitivity"),
-    "sweep": ("quantkit.pipelines", "run_sweep"),
-    "export": ("quantkit.pipelines", "run_export"),
-    "diagnose": ("quantkit.pipelines", "run_diagnose"),
-    "compare": ("quantkit.pipelines", "run_compare"),
-    "report": ("quantkit.reporting", "write_report"),
-    "train": ("quantkit.pipelines", "run_train"),
+    "stats": ("quantkit.api", "stats"),
+    "calibrate": ("quantkit.api", "calibrate"),
+    "sensitivity": ("quantkit.api", "sensitivity"),
+    "sweep": ("quantkit.api", "sweep"),
+    "export": ("quantkit.api", "export"),
+    "diagnose": ("quantkit.api", "diagnose"),
+    "compare": ("quantkit.api", "compare"),
+    "report": ("quantkit.api", "report"),
+    "train": ("quantkit.api", "train"),
+    "load": ("quantkit.api", "load"),
     "record": ("quantkit.outliers", "record"),
     "record_qk": ("quantkit.probes", "record_qk"),
     "QuantkitQuantizer": ("quantkit.exporting", "QuantkitQuantizer"),
@@ -34,6 +35,7 @@ __all__ = [
     "compare",
     "diagnose",
     "export",
+    "load",
     "record",
     "record_qk",
     "report",
@@ -44,18 +46,21 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from quantkit.api import (
+        calibrate,
+        compare,
+        diagnose,
+        export,
+        load,
+        report,
+        sensitivity,
+        stats,
+        sweep,
+        train,
+    )
     from quantkit.exporting import QuantkitQuantizer
     from quantkit.outliers import record
-    from quantkit.pipelines import run_calibrate as calibrate
-    from quantkit.pipelines import run_compare as compare
-    from quantkit.pipelines import run_diagnose as diagnose
-    from quantkit.pipelines import run_export as export
-    from quantkit.pipelines import run_sensitivity as sensitivity
-    from quantkit.pipelines import run_stats as stats
-    from quantkit.pipelines import run_sweep as sweep
-    from quantkit.pipelines import run_train as train
     from quantkit.probes import record_qk
-    from quantkit.reporting import write_report as report
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""TOML as a manifest needs it: strings, whole numbers, booleans, lists of strings and tables."""
+"""TOML as manifests and configs need it: strings, numbers, booleans, lists and tables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _SHORT: Final = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\t": "\\t", "\n": "\\n"
 
 def toml_text(fields: Mapping[str, object]) -> str:
     """Returns the TOML of a mapping: plain fields, then its tables; empty tables are left out.
+
+    Tables in a list are inline. Floats have the digits that give the same number back.
 
     Raises:
         InputError: a string that is no Unicode text (a lone surrogate, as in a broken file name).
@@ -42,20 +44,26 @@ def _value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, float):
+        return repr(value)
     if isinstance(value, str):
         return _string(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         if not value:
             return "[]"
         parts = [_value(item) for item in value]
         line = f"[{', '.join(parts)}]"
         return line if len(line) <= 90 else "[\n    " + ",\n    ".join(parts) + ",\n]"
-    raise TypeError(f"a manifest cannot hold a {type(value).__name__}: {value!r:.80}")
+    raise TypeError(f"TOML text cannot hold a {type(value).__name__}: {value!r:.80}")
 
 
 def _string(text: str) -> str:
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise InputError(f"{text!r:.80} is no Unicode text: expected one that a manifest can hold.")
+        raise InputError(
+            f"{text!r:.80} is no Unicode text: expected one that a TOML file can hold."
+        )
     return '"' + "".join(map(_character, text)) + '"'
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
-from quantkit.cli.group import OneLineErrors
+from quantkit.cli import complete, options
+from quantkit.cli.group import SETTINGS, OneLineErrors
+from quantkit.cli.help import OneCommand
 from quantkit.errors import InputError
 from quantkit.reporting.text import Table, plain_table, printable, size
 
@@ -18,10 +22,10 @@ calib_app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="A set, or the folder of one.")
+    str, options.argument("NAME", "A set, or the folder of one.", autocompletion=complete.sets)
 ]
 
 
@@ -33,7 +37,6 @@ def calib(context: typer.Context) -> None:
     hashes that fix it. Those of the working directory come first, then those that ship. Every
     --calib, --eval and --data takes its name.
 
-    \b
     Examples:
       quantkit calib ls
       quantkit calib make mine --from texts/ --samples 256 --licence CC-BY-4.0
@@ -44,17 +47,24 @@ def calib(context: typer.Context) -> None:
         raise typer.Exit
 
 
-@calib_app.command()
-def ls() -> None:
+@calib_app.command(cls=OneCommand)
+def ls(as_json: options.Json = False) -> None:
     """List the sets that --calib, --eval and --data know by name.
 
-    \b
+    They also take a text file, a folder or a .jsonl file, by its path.
+
     Examples:
       quantkit calib ls
+      quantkit calib ls --json
     """
     from quantkit.calib_sets.find import all_sets, broken_sets
     from quantkit.calib_sets.preview import samples_text
 
+    sets = sorted(all_sets(), key=lambda found: found.name)
+    if as_json:
+        listed = [{"where": found.where, **asdict(found.manifest)} for found in sets]
+        typer.echo(json.dumps({"sets": listed, "broken": broken_sets()}, indent=1))
+        return
     rows = [
         (
             found.name,
@@ -64,7 +74,7 @@ def ls() -> None:
             samples_text(found.manifest),
             size(found.manifest.bytes) if found.manifest.bytes else "",
         )
-        for found in sorted(all_sets(), key=lambda found: found.name)
+        for found in sets
     ]
     columns = ("name", "kind", "licence", "where", "samples", "size")
     table = Table(title="Calibration sets", columns=columns, rows=tuple(rows), text_columns=4)
@@ -73,11 +83,14 @@ def ls() -> None:
         typer.echo(f"broken: {printable(name)}: {printable(what)}")
 
 
-@calib_app.command()
+@calib_app.command(cls=OneCommand)
 def show(
     name: Name,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=0, help="Samples to print.")
+        int,
+        options.option(
+            "--samples", panel=options.DATA, metavar="SAMPLES", min=0, help="Those to print."
+        ),
     ] = 3,
 ) -> None:
     """Print what a set is, and a few of its samples.
@@ -85,7 +98,6 @@ def show(
     Its content is read and hashed, which takes time in proportion to its size. Text is printed as
     text: how it is cut into tokens depends on the model.
 
-    \b
     Examples:
       quantkit calib show retrieval --samples 1
     """
@@ -109,17 +121,15 @@ def show(
         typer.echo(f"\n{printable(label)}\n{textwrap.indent(chr(10).join(lines), '  ')}")
 
 
-@calib_app.command()
+@calib_app.command(cls=OneCommand)
 def make(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", show_default=False, help="Name of the new set.")
-    ],
+    name: Annotated[str, options.argument("NAME", "Name of the new set.")],
     source: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--from",
+            panel=options.DATA,
             metavar="SOURCE",
-            show_default=False,
             help="A file, a folder, a .jsonl[#FIELD], a .npz or .npy; module:NAME[#VARIABLE], "
             "package:NAME/path, datasets:ID[:CONFIG]/SPLIT#FIELD, "
             "generator:retrieval?needles=4&queries=2&sentences=19, generator:shapes.",
@@ -127,59 +137,85 @@ def make(
     ],
     kind: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--kind",
+            panel=options.DATA,
             metavar="KIND",
-            show_default=False,
-            help="text, tokens, images or arrays. Default: what the source looks like.",
+            show_default="what the source looks like",
+            help="text, tokens, images or arrays.",
+            autocompletion=complete.one_of("text", "tokens", "images", "arrays"),
         ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--samples",
-            metavar="N",
-            show_default=False,
-            help="Documents or images, drawn by --seed. Default: all, in their order.",
+            panel=options.DATA,
+            metavar="DOCUMENTS",
+            show_default="all, in their order",
+            help="Documents or images that are drawn, by --seed.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the draw.")] = 0,
+    seed: Annotated[
+        int, options.option("--seed", panel=options.DATA, metavar="N", help="Of the draw.")
+    ] = 0,
     licence: Annotated[
-        str, typer.Option("--licence", metavar="TEXT", help="Of the data, e.g. CC-BY-4.0.")
+        str,
+        options.option(
+            "--licence",
+            panel="What the manifest says",
+            metavar="TEXT",
+            help="Of the data, e.g. CC-BY-4.0.",
+        ),
     ] = "unknown",
     description: Annotated[
-        str, typer.Option("--description", metavar="TEXT", show_default=False, help="In words.")
+        str,
+        options.option(
+            "--description",
+            panel="What the manifest says",
+            metavar="TEXT",
+            show_default="none",
+            help="In words.",
+        ),
     ] = "",
-    copy: Annotated[
-        bool,
-        typer.Option("--copy", help="Keep a copy of the samples: the source is needed no more."),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a set of this name.")] = False,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--tokenizer",
+            panel="Of finished tokens",
             metavar="DIR",
-            show_default=False,
-            help="Of finished tokens: the folder of the tokenizer that made them.",
+            show_default="none",
+            help="Folder of the tokenizer that made them.",
         ),
     ] = None,
     vocab_size: Annotated[
         int,
-        typer.Option(
+        options.option(
             "--vocab-size",
-            metavar="N",
-            show_default=False,
-            help="Of finished tokens, without --tokenizer: the size of their vocabulary.",
+            panel="Of finished tokens",
+            metavar="TOKENS",
+            show_default="unknown",
+            help="Without --tokenizer: the size of their vocabulary.",
         ),
     ] = 0,
+    copy: Annotated[
+        bool,
+        options.option(
+            "--copy",
+            panel=options.OUTPUT,
+            help="Keep a copy of the samples: the source is needed no more.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool, options.option("--force", panel=options.OUTPUT, help="Replace a set of this name.")
+    ] = False,
+    config: options.Config = None,
 ) -> None:
     """Make the set calib/NAME from a source.
 
     It holds a manifest with the hashes of the source; --copy keeps its samples too. The source is
     read and hashed once, which takes time in proportion to its size.
 
-    \b
     Examples:
       quantkit calib make mine --from texts/ --samples 256 --copy --licence CC-BY-4.0
       quantkit calib make photos --from ~/photos --samples 300
@@ -207,20 +243,21 @@ def make(
     typer.echo(f"{folder}: {made.kind}, {samples_text(made)} samples")
 
 
-@calib_app.command()
+@calib_app.command(cls=OneCommand)
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", show_default=False, help="Sets, or folders of sets."),
+        options.argument("[NAME]", "Sets, or folders of sets.", autocompletion=complete.sets),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that `ls` lists.")] = False,
+    every: Annotated[
+        bool, options.option("--all", panel=options.DATA, help="All that `ls` lists.")
+    ] = False,
 ) -> None:
     """Hash the content of sets again.
 
     A file that changed, is missing or was added is named: exit code 2. Takes time in proportion to
     the size of the sets.
 
-    \b
     Examples:
       quantkit calib verify mine photos
       quantkit calib verify --all

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from quantkit.cli import options
-from quantkit.cli.console import run_stage
+from quantkit.cli import complete, options
+from quantkit.cli.console import run_job
+from quantkit.cli.words import share, whole_numbers, words
 from quantkit.jobs import (
     CALIBRATION_POINTS,
     DEFAULT_CALIBRATION_POINTS,
@@ -23,27 +21,26 @@ from quantkit.jobs import (
     UNTIL_STABLE_SAMPLES,
     WEIGHT_METHODS,
     CalibrateJob,
-    default_out,
 )
-from quantkit.progress import Progress
 from quantkit.reporting import calibration_text
 
 
 def calibrate(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            show_default=False,
-            help=f"{options.MODEL_WORDS}. Left out with --from.",
+        options.argument(
+            "[MODEL]",
+            f"{options.MODEL_WORDS}. Left out with --from.",
+            autocompletion=complete.models,
         ),
     ] = None,
     from_run: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--from",
+            panel=options.DATA,
             metavar="RUN",
-            show_default=False,
+            show_default="none",
             help="Choose ranges again, by another method or for other widths, from what an earlier "
             "run observed: no forward pass; no model, but with --weights.",
         ),
@@ -52,21 +49,22 @@ def calibrate(
     seq_len: options.SeqLen = 512,
     samples: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--samples",
-            metavar="N",
-            show_default=False,
-            help=f"Blocks, at most. Default: {DEFAULT_SAMPLES}; {UNTIL_STABLE_SAMPLES} with "
-            "--until-stable, where a shorter text keeps its last "
+            panel=options.DATA,
+            metavar="BLOCKS",
+            show_default=f"{DEFAULT_SAMPLES}; {UNTIL_STABLE_SAMPLES} with --until-stable",
+            help="Blocks that are read, at most. With --until-stable a shorter text keeps its last "
             f"{DEFAULT_EVAL_SAMPLES} for evaluation.",
         ),
     ] = None,
     until_stable: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--until-stable",
+            panel=options.DATA,
             metavar="SHARE",
-            show_default=False,
+            show_default="off",
             help="Go on until no range moved by more than this share of itself, e.g. 1%, over the "
             "last quarter of the samples.",
         ),
@@ -77,8 +75,9 @@ def calibrate(
     bos: options.Bos = "auto",
     method: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--method",
+            panel=options.RANGES,
             metavar="NAME",
             help=f"How ranges are chosen: {', '.join(METHODS)}; a percentile takes a number, as "
             "upper-percentile:99.9 (two-sided cuts as much at either end). For single points: "
@@ -87,8 +86,9 @@ def calibrate(
     ] = "minmax",
     bits: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--bits",
+            panel=options.RANGES,
             metavar="LIST",
             help="Widths that ranges are chosen for, 2 to 16; the report's figures are for the "
             "first.",
@@ -96,26 +96,29 @@ def calibrate(
     ] = "8",
     points: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--points",
+            panel=options.RANGES,
             metavar="LIST",
-            show_default=False,
+            show_default=",".join(DEFAULT_CALIBRATION_POINTS),
             help=f"What gets ranges: {', '.join(CALIBRATION_POINTS)}; {KV_CACHE} is "
-            f"attention_key,attention_value. Default: {','.join(DEFAULT_CALIBRATION_POINTS)}.",
+            "attention_key,attention_value.",
         ),
     ] = None,
     symmetric: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--symmetric",
+            panel=options.RANGES,
             metavar="LIST",
             help="Points whose grid is symmetric, or none; the others' is asymmetric.",
         ),
     ] = "attention_logit",
     granularity: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--granularity",
+            panel=options.RANGES,
             metavar="NAME",
             help="Of what attention holds: a range a "
             f"{' or a '.join(RANGE_GRANULARITIES)} (a layer and map).",
@@ -123,35 +126,39 @@ def calibrate(
     ] = "head",
     exclude_first: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--exclude-first",
+            panel=options.RANGES,
             help="Leave the first token of each sequence out of every range: its values saturate.",
         ),
     ] = False,
     smooth: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--smooth",
+            panel=options.RANGES,
             metavar="ALPHA",
-            show_default=False,
+            show_default="off",
             help="Migrate scales from inputs to weights first (SmoothQuant): auto searches the "
             "strength of each group, or a number from 0 to 1.",
         ),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--weights",
+            panel="Ranges of weights",
             metavar="GRANULARITY",
-            show_default=False,
+            show_default="none",
             help="Give weights of linear layers ranges too: one a channel, or one a group:N of "
-            "inputs. Default: none; recipes then take the absmax of each output channel.",
+            "inputs. With none, recipes take the absmax of each output channel.",
         ),
     ] = None,
     weight_method: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--weight-method",
+            panel="Ranges of weights",
             metavar="NAME",
             help=f"How those are chosen: {', '.join(WEIGHT_METHODS)}. Judged on the weights alone: "
             "below 8 bits compare with minmax in a sweep.",
@@ -159,22 +166,27 @@ def calibrate(
     ] = DEFAULT_WEIGHT_METHOD,
     weight_bits: Annotated[
         int,
-        typer.Option(
-            "--weight-bits", metavar="N", help="Width that those are chosen for, 2 to 16."
+        options.option(
+            "--weight-bits",
+            panel="Ranges of weights",
+            metavar="BITS",
+            help="Width that those are chosen for, 2 to 16.",
         ),
     ] = DEFAULT_WEIGHT_BITS,
     allow: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--allow",
+            panel=options.RANGES,
             metavar="LIST",
-            show_default=False,
+            show_default="none",
             help=f"Guards that may fail, which is recorded: {', '.join(GUARDS)}.",
         ),
     ] = None,
     allow_unseen: options.AllowUnseen = None,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -184,7 +196,6 @@ def calibrate(
     (what --from reads); with --weights also weights.safetensors. Ctrl-C and the same command: it
     goes on after the last finished batch.
 
-    \b
     Examples:
       quantkit calibrate smollm2 --calib pydoc
       quantkit calibrate ./my-model --calib corpus.txt --method mse --bits 8,4
@@ -199,35 +210,30 @@ def calibrate(
         calib=calib,
         seq_len=seq_len,
         samples=samples,
-        until_stable=None if until_stable is None else options.share("until-stable", until_stable),
+        until_stable=None if until_stable is None else share("until-stable", until_stable),
         batch_size=batch_size,
         dtype=dtype,
         device=device,
         bos=bos,
         method=method,
-        bits=options.whole_numbers("bits", bits),
+        bits=whole_numbers("bits", bits),
         points=None if points is None else _points("points", points),
-        symmetric=() if symmetric == "none" else _points("symmetric", symmetric),
+        symmetric=_points("symmetric", symmetric),
         granularity=granularity,
         exclude_first=exclude_first,
         smooth=smooth,
         weights=weights,
         weight_method=weight_method,
         weight_bits=weight_bits,
-        allow=() if allow is None else options.words("allow", allow),
-        allow_unseen=() if allow_unseen is None else options.words("allow-unseen", allow_unseen),
+        allow=words("allow", allow),
+        allow_unseen=words("allow-unseen", allow_unseen),
         out=out,
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_calibrate
-
-        return run_calibrate(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("calibrate", job),
+    run_job(
+        "calibrate",
+        job,
         result="ranges.json",
         view=calibration_text,
         as_json=as_json,
@@ -238,7 +244,7 @@ def calibrate(
 def _points(option: str, text: str) -> tuple[str, ...]:
     """Returns the points, with those that a KV cache holds in the place of its name."""
     found: list[str] = []
-    for word in options.words(option, text):
+    for word in words(option, text, may_be_none=True):
         names = ("attention_key", "attention_value") if word == KV_CACHE else (word,)
         found += [name for name in names if name not in found]
     return tuple(found)

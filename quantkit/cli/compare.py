@@ -7,35 +7,38 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from quantkit.cli import options
-from quantkit.cli.console import run_stage
-from quantkit.jobs import DEFAULT_TEXT, PAIR_DEFAULTS, SHIPPED_PAIR, CompareJob, default_out
-from quantkit.progress import Progress
+from quantkit.cli import complete, options
+from quantkit.cli.console import run_job
+from quantkit.cli.words import whole_numbers, words
+from quantkit.jobs import DEFAULT_TEXT, PAIR_DEFAULTS, SHIPPED_PAIR, CompareJob
+from quantkit.jobs.config_file import option_of
 from quantkit.reporting import terminal_tables, write_report
 
-_PARAMETERS: Final = {"tasks": "task", "range": "range_", "both_readings": "paper"}
-"""Fields of the job whose option has another name."""
+_PARAMETERS: Final = {"range": "range_"}
+"""Options whose parameter has another name."""
 
 
 def _pair_options() -> str:
     """Returns what the comparison of the shipped pair differs in, as one would type it."""
     words: list[str] = []
     for name, value in PAIR_DEFAULTS.items():
-        option = "--" + _PARAMETERS.get(name, name).strip("_").replace("_", "-")
+        option = f"--{option_of(name)}"
         given = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if len(given) > 60:  # one word must fit into a line
+            given = given.replace(",", ", ")
         words += [option] if value is True else [option, given]
     return " ".join(words)
 
 
 def compare(
     context: typer.Context,
-    models: Annotated[
+    model: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            show_default=False,
-            help=f"The models to compare. {options.MODEL_WORDS}. LABEL=MODEL names one. None: "
+        options.argument(
+            "[MODEL]",
+            f"The models to compare. {options.MODEL_WORDS}. LABEL=MODEL names one. None: "
             f"{' and '.join(SHIPPED_PAIR)}, the shipped pair, with {_pair_options()}",
+            autocompletion=complete.models,
         ),
     ] = None,
     text: options.Text = DEFAULT_TEXT,
@@ -43,38 +46,16 @@ def compare(
     calib_samples: options.CalibSamples = 128,
     eval_samples: options.EvalSamples = 64,
     batch_size: options.BatchSize = 4,
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            metavar="LIST",
-            help="What is measured, as in quantkit sweep: perplexity, "
-            "multiple-choice[=FILE.jsonl], needles[...], icl[...], lm-eval=TASK.",
-        ),
-    ] = "perplexity",
-    items: Annotated[
-        int,
-        typer.Option(
-            "--items",
-            metavar="N",
-            help="Items of every task but perplexity, at most.",
-        ),
-    ] = 200,
+    task: options.Tasks = "perplexity",
+    items: options.Items = 200,
     bits: options.Bits = "16,8,6,4",
     granularity: options.Granularity = "tensor,head,row",
-    range_: Annotated[
-        str,
-        typer.Option(
-            "--range",
-            metavar="LIST",
-            help="Of the bits of the logits: dynamic (of the call), static (of the calibration "
-            "blocks; not for row).",
-        ),
-    ] = "dynamic",
+    range_: options.RangeKind = "dynamic",
     paper: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--paper",
+            panel=options.MEASURED,
             help="Count all of QK^T beside the valid logits, as the Differential Transformer paper "
             "does.",
         ),
@@ -88,6 +69,7 @@ def compare(
     seed: options.Seed = 0,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -97,7 +79,6 @@ def compare(
     experiments of the Differential Transformer paper on the matched pair that ships in the package;
     options that are given win over those that it comes with.
 
-    \b
     Examples:
       quantkit compare
       quantkit compare ./baseline ./diff
@@ -114,11 +95,11 @@ def compare(
         "device": device,
         "bos": bos,
         "both_readings": paper,
-        "tasks": options.words("task", task),
+        "tasks": words("task", task),
         "items": items,
-        "bits": options.whole_numbers("bits", bits),
-        "granularity": options.words("granularity", granularity),
-        "range": options.words("range", range_),
+        "bits": whole_numbers("bits", bits),
+        "granularity": words("granularity", granularity),
+        "range": words("range", range_),
         "recipe": quantize,
         "attention_bits": attention_bits,
         "opset": opset,
@@ -126,25 +107,20 @@ def compare(
         "out": out,
         "force": force,
     }
-    if models:
-        job = CompareJob(models=tuple(models), **given)
+    if model:
+        job = CompareJob(models=tuple(model), **given)
     else:
-        typed = {name for name in given if _is_typed(context, _PARAMETERS.get(name, name))}
+        typed = {name for name in given if _is_typed(context, name)}
         own = {n: value for n, value in given.items() if n in typed or n not in PAIR_DEFAULTS}
         job = CompareJob.of_pair(**own)
-
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_compare
-
-        return run_compare(job, progress=progress)
 
     def view(folder: Path) -> str:
         written = "\n        ".join(map(str, write_report([folder], folder)))
         return f"{terminal_tables(folder)}\nreport: {written}\n"
 
-    run_stage(
-        stage,
-        folder=default_out("compare", job),
+    run_job(
+        "compare",
+        job,
         result=None,
         view=view,
         as_json=as_json,
@@ -152,7 +128,8 @@ def compare(
     )
 
 
-def _is_typed(context: typer.Context, parameter: str) -> bool:
-    """Whether an option was given, or has its default."""
-    source = context.get_parameter_source(parameter)
+def _is_typed(context: typer.Context, field: str) -> bool:
+    """Whether the option of a field was given, or has its default."""
+    option = option_of(field)
+    source = context.get_parameter_source(_PARAMETERS.get(option, option.replace("-", "_")))
     return source is not None and source.name != "DEFAULT"

@@ -1,89 +1,41 @@
-"""What a person sees while a command runs and when it is done. Talk: stderr; results: stdout."""
+"""How a command runs its stage and shows what came of it. Talk: stderr; results: stdout."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from quantkit.cli.watch import watching
 from quantkit.errors import GateError, QuantkitError
+from quantkit.jobs import Job, default_out
 from quantkit.processes import lone_launch, may_talk
-from quantkit.progress import Progress, silent
 
 
-@contextmanager
-def watching(quiet: bool) -> Iterator[Progress]:
-    """Yields a progress callback: a bar on a terminal, else a line for each kind of work."""
-    if quiet:
-        yield silent
-    elif sys.stderr.isatty():
-        with _bar() as progress:
-            yield progress
-    else:
-        yield _lines()
-
-
-def _lines() -> Progress:
-    last = ""
-
-    def tell(what: str, _done: int, total: int) -> None:
-        nonlocal last
-        if what != last:
-            last = what
-            steps = f" ({total} steps)" if total > 1 else ""
-            typer.echo(f"{what}{steps}", err=True)
-
-    return tell
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            # what stands behind a colon changes on the way, such as a loss: it is the same bar
-            work = what.partition(": ")[0]
-            if work not in tasks:
-                tasks[work] = bars.add_task(escape(what), total=total)
-            bars.update(tasks[work], completed=done, total=total, description=escape(what))
-
-        yield tell
-
-
-def run_stage(
-    stage: Callable[[Progress], Path],
+def run_job(
+    command: str,
+    job: Job,
     *,
-    folder: Path,
     result: str | None,
     view: Callable[[Path], str],
     as_json: bool,
     quiet: bool,
 ) -> Path:
-    """Runs one stage and shows its result; returns the folder it wrote.
+    """Runs `run_<command>` of the pipelines and shows its result; returns the folder it wrote.
+
+    Where a gate failed after the work was done, the result is shown too.
 
     Args:
-        stage: The one function that the command calls.
-        folder: Where the stage writes: shown also where a gate failed after the work was done.
         result: Name of the result file, or None for all result files below the folder.
         view: Text for a person.
     """
+    run: Callable[..., Path]
+    folder = default_out(command, job)
     is_first = may_talk()  # of several processes one talks
     quiet = quiet or not is_first
     if not quiet and (note := lone_launch()):
@@ -92,8 +44,9 @@ def run_stage(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        with watching(quiet) as progress:
-            folder = stage(progress)
+        with watching(quiet, f"loading {_subjects(job)}") as progress:
+            run = getattr(importlib.import_module("quantkit.pipelines"), f"run_{command}")
+            folder = run(job, progress=progress)
     except GateError:
         if (folder / result).is_file() if result else folder.is_dir():
             try:
@@ -119,11 +72,24 @@ def show(
         typer.echo(f"done: {folder}", err=True)
 
 
+def _subjects(job: Any) -> str:
+    """Returns what a job loads, as the user named it."""
+    named = getattr(job, "models", ()) or (getattr(job, "model", None) or job.from_run,)
+    return ", ".join(named)
+
+
 def _json(folder: Path, result: str | None) -> str:
     if result is not None:
         return (folder / result).read_text(encoding="utf-8")
     from quantkit.reporting.collect import FILE_NAMES
 
     found = sorted(path for name in FILE_NAMES for path in folder.rglob(name))
-    texts = {p.relative_to(folder).as_posix(): json.loads(p.read_text("utf-8")) for p in found}
-    return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
+    files = {path.relative_to(folder).as_posix(): _parsed(path) for path in found}
+    return json.dumps(files, indent=1, ensure_ascii=False) + "\n"
+
+
+def _parsed(path: Path) -> Any:
+    """Returns what a result file says; of JSON lines, a list."""
+    text = path.read_text(encoding="utf-8")
+    is_lines = path.suffix == ".jsonl"
+    return [json.loads(line) for line in text.splitlines()] if is_lines else json.loads(text)

@@ -3,72 +3,72 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from quantkit.cli import options
-from quantkit.cli.console import run_stage
+from quantkit.cli import complete, options
+from quantkit.cli.console import run_job
 from quantkit.errors import InputError
-from quantkit.jobs import DiagnoseJob, default_out
+from quantkit.jobs import DiagnoseJob
 from quantkit.jobs.diagnose import MEASURED
-from quantkit.progress import Progress
 from quantkit.reporting import diagnosis_text
 
 
 def diagnose(
-    float_graph: Annotated[
-        str, typer.Argument(metavar="FLOAT.onnx", show_default=False, help="The float model.")
-    ],
+    float_graph: Annotated[str, options.argument("FLOAT.onnx", "The float model.")],
     quantized_graph: Annotated[
         str,
-        typer.Argument(
-            metavar="QUANTIZED.onnx",
-            show_default=False,
-            help="What any tool made of it: Q/DQ, QLinear, dynamic or MatMulNBits.",
+        options.argument(
+            "QUANTIZED.onnx", "What any tool made of it: Q/DQ, QLinear, dynamic or MatMulNBits."
         ),
     ],
     calib: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--calib",
+            panel=options.DATA,
             metavar="SET",
-            show_default=False,
+            show_default="pydoc, where the graphs read tokens",
+            autocompletion=complete.sets,
             help="What the graphs read: text (a named set, a text file, a folder, a .jsonl), a "
-            "folder of images, or .npz and .npy files named after the inputs. Default: pydoc, for "
-            "graphs that read tokens.",
+            "folder of images, or .npz and .npy files named after the inputs.",
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--tokenizer",
+            panel=options.DATA,
             metavar="DIR",
-            show_default=False,
-            help="Folder with the tokenizer. Default: beside the files, or one folder above.",
+            show_default="beside the files, or one folder above",
+            help="Folder with the tokenizer.",
         ),
     ] = None,
     seq_len: options.SeqLen = 256,
     samples: options.Samples = 8,
     measure: Annotated[
         int,
-        typer.Option(
+        options.option(
             "--measure",
-            metavar="N",
-            help="Quantizers whose cost alone is measured, by a run of the float model each: those "
+            panel=options.MEASURED,
+            metavar="QUANTIZERS",
+            help="Those whose cost alone is measured, by a run of the float model each: those "
             "with the largest local error.",
         ),
     ] = MEASURED,
     alone_samples: Annotated[
-        int, typer.Option("--alone-samples", metavar="N", help="Samples that it is measured on.")
+        int,
+        options.option(
+            "--alone-samples",
+            panel=options.MEASURED,
+            metavar="SAMPLES",
+            help="Samples that it is measured on.",
+        ),
     ] = 1,
     bos: options.Bos = "auto",
-    top: Annotated[
-        int, typer.Option("--top", metavar="N", help="Rows to show; the file has all.")
-    ] = 20,
+    top: options.Top = 20,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -78,7 +78,6 @@ def diagnose(
     most of the damage, masks inside ranges, bad scales and layers left in float, each with what to
     try; writes diagnosis.json.
 
-    \b
     Examples:
       quantkit diagnose float/model.onnx int8/model.onnx --tokenizer ./my-model
       quantkit diagnose vit.onnx vit_int8.onnx --calib images.npz --samples 16
@@ -100,14 +99,9 @@ def diagnose(
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_diagnose
-
-        return run_diagnose(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("diagnose", job),
+    run_job(
+        "diagnose",
+        job,
         result="diagnosis.json",
         view=partial(diagnosis_text, top=top),
         as_json=as_json,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from quantkit.cli import options
-from quantkit.cli.console import run_stage
-from quantkit.jobs import DEFAULT_TEXT, ExportJob, default_out
-from quantkit.progress import Progress
+from quantkit.cli.console import run_job
+from quantkit.cli.words import share, words
+from quantkit.jobs import DEFAULT_TEXT, ExportJob
 from quantkit.reporting import export_text
 
 
@@ -38,6 +36,7 @@ def export(
     seed: options.Seed = 0,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -46,7 +45,6 @@ def export(
     Writes model.onnx and export.json, with the proof from ONNX Runtime. Exit code 1 where the
     graph does not agree with the model.
 
-    \b
     Examples:
       quantkit export smollm2 --quantize auto --max-drop 2%
       quantkit export ./my-model --quantize w8a8-dynamic
@@ -57,7 +55,7 @@ def export(
     job = ExportJob(
         model=model,
         recipe=quantize,
-        max_drop=None if max_drop is None else options.share("max-drop", max_drop),
+        max_drop=None if max_drop is None else share("max-drop", max_drop),
         task=task,
         search_samples=search_samples,
         storage=storage,
@@ -65,7 +63,7 @@ def export(
         method=method,
         tokenizer=tokenizer,
         ranges=ranges,
-        keep=() if keep is None else options.words("keep", keep),
+        keep=() if keep is None else words("keep", keep),
         allow_overlap=allow_overlap,
         calib=calib,
         eval=eval_text,
@@ -83,14 +81,9 @@ def export(
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_export
-
-        return run_export(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("export", job),
+    run_job(
+        "export",
+        job,
         result="export.json",
         view=export_text,
         as_json=as_json,

@@ -1,73 +1,88 @@
-"""The options that commands share: one name, one help text, one unit each."""
+"""The options that commands share: one name, one help text, one unit, one panel each."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from quantkit.errors import InputError
+from quantkit.cli import complete
+from quantkit.cli.config import read_config
+from quantkit.cli.help import COMPUTED, OUTPUT
 from quantkit.jobs import ATTENTION_BITS, BOS, DTYPES, EXPORT_NAMES, LAYOUTS, OPSETS, STORAGES
 
+DATA, MEASURED, QUANTIZED = "Data", "What is measured", "What is quantized"
+RANGES = "How ranges are chosen"
 MODEL_WORDS = (
     "A local transformers folder, a hub id, a .gguf file, timm:NAME, or the name of a shipped "
-    "model: baseline, diff, smollm2, minilm, dinov2-small"
+    "model: baseline, diff, smollm2, minilm, dinov2-small (quantkit models)"
 )
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        show_default=False,
-        help=f"{MODEL_WORDS}.",
-    ),
-]
+
+
+def option(*names: str, panel: str, **how: Any) -> Any:
+    """Returns a `typer.Option` in a panel of the help page."""
+    return typer.Option(*names, rich_help_panel=panel, **how)
+
+
+def argument(metavar: str, words: str, **how: Any) -> Any:
+    """Returns a `typer.Argument` that has no default to show."""
+    return typer.Argument(metavar=metavar, help=words, show_default=False, **how)
+
+
+Model = Annotated[str, argument("MODEL", f"{MODEL_WORDS}.", autocompletion=complete.models)]
 Models = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL", show_default=False, help=f"One or more models. {MODEL_WORDS}."),
+    argument("MODEL", f"One or more models. {MODEL_WORDS}.", autocompletion=complete.models),
 ]
 _SOURCE = (
     "a named set (quantkit calib ls), a text file, a folder of .txt files, or a .jsonl file with a "
     "text field."
 )
-Calib = Annotated[str, typer.Option("--calib", metavar="SET", help=f"Calibration text: {_SOURCE}")]
+_SET: dict[str, Any] = {"metavar": "SET", "panel": DATA, "autocompletion": complete.sets}
+Calib = Annotated[str, option("--calib", help=f"Calibration text: {_SOURCE}", **_SET)]
+CalibOrNone = Annotated[
+    str, option("--calib", help=f"Calibration text: {_SOURCE} Or none.", **_SET)
+]
 Eval = Annotated[
     str,
-    typer.Option(
+    option(
         "--eval",
-        metavar="SET",
         help=f"Evaluation text: {_SOURCE} Where it is the calibration text, the blocks after "
         "calibration's are taken.",
+        **_SET,
     ),
 ]
 Data = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--data",
         "--text",
         "--calib",
-        metavar="SET",
-        show_default=False,
+        show_default="pydoc; of an image model, shapes",
         help=f"What the model reads: {_SOURCE} For an image model a folder of images, or a "
-        "named set of them. For any model a .npz of its inputs. Default: pydoc, or shapes.",
+        "named set of them. For any model a .npz of its inputs.",
+        **_SET,
     ),
 ]
-Text = Annotated[str, typer.Option("--text", "--calib", metavar="SET", help=f"Text: {_SOURCE}")]
+Text = Annotated[str, option("--text", "--calib", help=f"Text: {_SOURCE}", **_SET)]
 Ranges = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--ranges",
+        panel=RANGES,
         metavar="RUN",
-        show_default=False,
+        show_default="calibrated now",
         help="Folder of a calibrate or compare run of this model: its ranges and its smoothing are "
         "taken.",
     ),
 ]
 Keep = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--keep",
+        panel=QUANTIZED,
         metavar="LIST",
-        show_default=False,
+        show_default="none",
         help="Quantizers that stay in float: names as in ranges.json, such as "
         "linear_input/model.layers.0.mlp.down_proj, or the folder of a quantkit sensitivity, for "
         "those that it suggests.",
@@ -75,210 +90,258 @@ Keep = Annotated[
 ]
 AllowOverlap = Annotated[
     bool,
-    typer.Option(
+    option(
         "--allow-overlap",
+        panel=DATA,
         help="Run although calibration has seen the evaluation text, or nobody can tell; recorded.",
     ),
 ]
-SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", help="Tokens a block.")]
-Samples = Annotated[int, typer.Option("--samples", metavar="N", help="Blocks, at most.")]
+SeqLen = Annotated[
+    int, option("--seq-len", panel=DATA, metavar="TOKENS", help="Length of a block.")
+]
+Samples = Annotated[
+    int, option("--samples", panel=DATA, metavar="BLOCKS", help="Blocks that are read, at most.")
+]
 CalibSamples = Annotated[
-    int, typer.Option("--calib-samples", metavar="N", help="Blocks that are calibration's.")
+    int,
+    option("--calib-samples", panel=DATA, metavar="BLOCKS", help="Blocks of calibration."),
 ]
 EvalSamples = Annotated[
-    int, typer.Option("--eval-samples", metavar="N", help="Blocks of evaluation, at most.")
+    int,
+    option("--eval-samples", panel=DATA, metavar="BLOCKS", help="Blocks of evaluation, at most."),
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", metavar="N", help="Blocks at a time; results do not change.")
+    int,
+    option(
+        "--batch-size",
+        panel=DATA,
+        metavar="BLOCKS",
+        help="Blocks at a time; results do not change.",
+    ),
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="TYPE", help=f"Computed in: {', '.join(DTYPES)}.")
+    str,
+    option(
+        "--dtype",
+        panel=COMPUTED,
+        metavar="TYPE",
+        help=f"Computed in: {', '.join(DTYPES)}.",
+        autocompletion=complete.one_of(*DTYPES),
+    ),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="Computed on: cpu (others come later).")
+    str,
+    option(
+        "--device",
+        panel=COMPUTED,
+        metavar="DEVICE",
+        help="Computed on: cpu (others come later).",
+    ),
 ]
 Bos = Annotated[
     str,
-    typer.Option(
+    option(
         "--bos",
+        panel=DATA,
         metavar="WHEN",
         help=f"Begin-of-sequence token before each block: {', '.join(BOS)}. auto does what the "
         "tokenizer's own configuration does.",
+        autocompletion=complete.one_of(*BOS),
+    ),
+]
+Tasks = Annotated[
+    str,
+    option(
+        "--task",
+        panel=MEASURED,
+        metavar="LIST",
+        help="Tasks: perplexity, multiple-choice[=FILE.jsonl], "
+        "needles[:needles=N:queries=N:tokens=N:depths=A/B], icl[:labels=N:shots=N:orders=N], "
+        "lm-eval=TASK, image-classification=FOLDER. Unless they say so: 4 needles, 2 of them "
+        "asked; 4 labels, 32 shots, 5 orders.",
+    ),
+]
+Items = Annotated[
+    int,
+    option(
+        "--items",
+        panel=MEASURED,
+        metavar="ITEMS",
+        help="Of every task but perplexity, at most.",
     ),
 ]
 Bits = Annotated[
     str,
-    typer.Option(
-        "--bits", metavar="LIST", help="Bits of the attention logits, 2 to 15; 16: not quantized."
+    option(
+        "--bits",
+        panel=QUANTIZED,
+        metavar="LIST",
+        help="Bits of the attention logits, 2 to 15; 16: not quantized.",
     ),
 ]
 Granularity = Annotated[
     str,
-    typer.Option(
+    option(
         "--granularity",
+        panel=QUANTIZED,
         metavar="LIST",
         help="What shares one scale of the logits: tensor (a sequence and layer), head, row.",
     ),
 ]
+RangeKind = Annotated[
+    str,
+    option(
+        "--range",
+        panel=QUANTIZED,
+        metavar="LIST",
+        help="Of the bits of the logits: dynamic (of the call), static (calibrated, of --ranges in "
+        "a sweep; not for row).",
+    ),
+]
 AttentionBits = Annotated[
     int,
-    typer.Option(
+    option(
         "--attention-bits",
-        metavar="N",
-        help=f"Bits of the attention logits in the graph: {', '.join(map(str, ATTENTION_BITS))} "
+        panel=QUANTIZED,
+        metavar="BITS",
+        help=f"Of the attention logits in the graph: {', '.join(map(str, ATTENTION_BITS))} "
         "(16: not quantized).",
+        autocompletion=complete.one_of(*ATTENTION_BITS),
     ),
 ]
 Opset = Annotated[
     int,
-    typer.Option("--opset", metavar="N", help=f"ONNX operator set: {', '.join(map(str, OPSETS))}."),
+    option(
+        "--opset",
+        panel=OUTPUT,
+        metavar="VERSION",
+        help=f"ONNX operator set: {', '.join(map(str, OPSETS))}.",
+        autocompletion=complete.one_of(*OPSETS),
+    ),
 ]
 Quantize = Annotated[
     str,
-    typer.Option(
+    option(
         "--quantize",
+        panel=QUANTIZED,
         metavar="RECIPE",
         help="What to quantize: a recipe such as w8a8, w8, w4:group32, w8a8+logits6:head:static; a "
         f"name ({', '.join(EXPORT_NAMES)}); 16 for half precision; none; or auto, which needs "
         "--max-drop. Logits on a grid show what integer hardware will compute; no CPU gets faster.",
+        autocompletion=complete.one_of("w8a8", *EXPORT_NAMES, "auto"),
     ),
 ]
 MaxDrop = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--max-drop",
+        panel="With --quantize auto",
         metavar="SHARE",
-        show_default=False,
-        help="Of --quantize auto: what the metric may lose, e.g. 1%: relative for perplexity, in "
-        "points for accuracies. The fastest graph within it is written.",
+        show_default="none; required",
+        help="What the metric may lose, e.g. 1%: relative for perplexity, in points for "
+        "accuracies. The fastest graph within it is written.",
     ),
 ]
 AutoTask = Annotated[
     str,
-    typer.Option(
-        "--task", metavar="TASK", help="Of --quantize auto: what is measured, as in a sweep."
+    option(
+        "--task",
+        panel="With --quantize auto",
+        metavar="TASK",
+        help="What is measured, as in a sweep.",
     ),
 ]
 SearchSamples = Annotated[
     int,
-    typer.Option(
+    option(
         "--search-samples",
-        metavar="N",
-        help="Of --quantize auto: blocks that the choice is made on, between calibration's and "
-        "evaluation's.",
+        panel="With --quantize auto",
+        metavar="BLOCKS",
+        help="Those that the choice is made on, between calibration's and evaluation's.",
     ),
 ]
 StorageOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--storage",
+        panel=OUTPUT,
         metavar="FORM",
-        show_default=False,
-        help=f"How weights by group are held: {', '.join(STORAGES)}. Default: qdq, standard "
-        "operators; matmulnbits is ONNX Runtime's own.",
+        show_default="qdq",
+        help=f"How weights by group are held: {', '.join(STORAGES)}. qdq: standard operators; "
+        "matmulnbits is ONNX Runtime's own.",
+        autocompletion=complete.one_of(*STORAGES),
     ),
 ]
 Layout = Annotated[
     str,
-    typer.Option(
+    option(
         "--layout",
+        panel=OUTPUT,
         metavar="NAME",
         help=f"Whose loaders the names and files are for: {', '.join(LAYOUTS)}.",
+        autocompletion=complete.one_of(*LAYOUTS),
     ),
 ]
 ExportMethod = Annotated[
     str,
-    typer.Option(
-        "--method", metavar="METHOD", help="How static ranges are chosen, as in calibrate."
-    ),
+    option("--method", panel=RANGES, metavar="METHOD", help="Of static ranges, as in calibrate."),
 ]
 Tokenizer = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tokenizer",
+        panel=DATA,
         metavar="DIR",
-        show_default=False,
-        help="Folder with the tokenizer of an .onnx file that reads text. Default: the file's own.",
+        show_default="beside the file",
+        help="Folder with the tokenizer of an .onnx file that reads text.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the bootstrap resampling.")]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        show_default=False,
-        help="Folder to write to. Default: reports/<command>-<models>-<hash of the config>; the "
-        "same configuration goes on where it stopped.",
-    ),
+Seed = Annotated[
+    int, option("--seed", panel=COMPUTED, metavar="N", help="Of the bootstrap resampling.")
+]
+Top = Annotated[
+    int, option("--top", panel=OUTPUT, metavar="ROWS", help="Rows to show; the file has all.")
 ]
 PATTERNS = "glob patterns on module names"
 AllowUnseen = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--allow-unseen",
+        panel=COMPUTED,
         metavar="LIST",
         show_default="none",
-        help=f"What need not run, e.g. experts: {PATTERNS}.",
+        help=f"Modules that need not run, e.g. experts: {PATTERNS}.",
+    ),
+]
+Out = Annotated[
+    str | None,
+    option(
+        "--out",
+        panel=OUTPUT,
+        metavar="DIR",
+        show_default="reports/<command>-<models>-<hash of the config>",
+        help="Folder to write to; the same configuration goes on where it stopped.",
     ),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Replace what another configuration left in --out.")
+    bool,
+    option("--force", panel=OUTPUT, help="Replace what another configuration left in --out."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result file to stdout.")]
+Config = Annotated[
+    str | None,
+    option(
+        "--config",
+        panel=OUTPUT,
+        metavar="FILE.toml",
+        show_default="none",
+        help="Options and arguments by their names; every run saves its own as config.toml. What "
+        "is typed wins.",
+        callback=read_config,
+        is_eager=True,
+        expose_value=False,
+    ),
+]
+Json = Annotated[bool, option("--json", panel=OUTPUT, help="Print the result as JSON, to stdout.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no tables; errors only.")
+    bool, option("--quiet", "-q", panel=OUTPUT, help="No progress and no tables; errors only.")
 ]
-
-
-def words(name: str, text: str) -> tuple[str, ...]:
-    """Returns the parts of a comma-separated list, each once.
-
-    Raises:
-        InputError: an empty part, or one that stands twice.
-    """
-    parts = tuple(part.strip() for part in text.split(","))
-    if not all(parts):
-        raise InputError(f"--{name} takes a comma-separated list, got {text!r}.")
-    twice = [part for part in parts if parts.count(part) > 1]
-    if twice:
-        raise InputError(f"--{name} has {twice[0]!r} twice.")
-    return parts
-
-
-def fractions(name: str, text: str) -> tuple[float, ...]:
-    """Returns a comma-separated list of numbers.
-
-    Raises:
-        InputError: a part is no number.
-    """
-    try:
-        return tuple(float(part) for part in words(name, text))
-    except ValueError:
-        raise InputError(f"--{name} takes numbers such as 0.99,0.999; got {text!r}.") from None
-
-
-def share(name: str, text: str) -> float:
-    """Returns a fraction that is written as such, or in percent.
-
-    Raises:
-        InputError: neither.
-    """
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        return float(number) / (100.0 if percent else 1.0)
-    except ValueError:
-        raise InputError(f"--{name} takes a share such as 1% or 0.01; got {text!r}.") from None
-
-
-def whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """Returns a comma-separated list of whole numbers.
-
-    Raises:
-        InputError: a part is no whole number.
-    """
-    parts = words(name, text)
-    for part in parts:
-        if not (part.isascii() and part.isdigit() and len(part) <= 6):
-            raise InputError(f"--{name} takes whole numbers such as 16,8,6,4; got {part!r}.")
-    return tuple(int(part) for part in parts)

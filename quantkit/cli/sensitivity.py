@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from quantkit.cli import options
-from quantkit.cli.console import run_stage
+from quantkit.cli.console import run_job
+from quantkit.cli.words import words
 from quantkit.errors import InputError
-from quantkit.jobs import DEFAULT_TEXT, SensitivityJob, default_out
+from quantkit.jobs import DEFAULT_TEXT, SensitivityJob
 from quantkit.jobs.sensitivity import GROUPS, MODES, TARGET_FRAC
-from quantkit.progress import Progress
 from quantkit.reporting import sensitivity_text
 
 
@@ -21,10 +18,10 @@ def sensitivity(
     model: options.Model,
     ranges: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--ranges",
+            panel=options.RANGES,
             metavar="RUN",
-            show_default=False,
             help="Folder of a calibrate or compare run of this model, with its ranges.json.",
         ),
     ],
@@ -35,8 +32,9 @@ def sensitivity(
     batch_size: options.BatchSize = 4,
     modes: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--modes",
+            panel=options.MEASURED,
             metavar="LIST",
             help="enable-one: what a unit costs alone; disable-one: what keeping it in float "
             "removes of the whole.",
@@ -44,35 +42,39 @@ def sensitivity(
     ] = ",".join(MODES),
     group: Annotated[
         str,
-        typer.Option(
-            "--group", metavar="UNIT", help=f"What is switched together: {', '.join(GROUPS)}."
+        options.option(
+            "--group",
+            panel=options.MEASURED,
+            metavar="UNIT",
+            help=f"What is switched together: {', '.join(GROUPS)}.",
         ),
     ] = GROUPS[0],
     weights: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--weights",
+            panel=options.MEASURED,
             help="Switch weights one by one too, not only inputs and logits; module and layer "
             "switch theirs in any case.",
         ),
     ] = False,
     remaining: Annotated[
         float,
-        typer.Option(
+        options.option(
             "--remaining",
-            metavar="FRACTION",
+            panel=options.MEASURED,
+            metavar="SHARE",
             help="Find the fewest units to keep in float after which less than this share of the "
             "whole error remains.",
         ),
     ] = TARGET_FRAC,
-    top: Annotated[
-        int, typer.Option("--top", metavar="N", help="Rows to show; the file has all.")
-    ] = 20,
+    top: options.Top = 20,
     allow_overlap: options.AllowOverlap = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -82,7 +84,6 @@ def sensitivity(
     the KL divergence from the float model's predictions on held-out text. Says how few to keep in
     higher precision; writes sensitivity.json.
 
-    \b
     Examples:
       quantkit sensitivity smollm2 --ranges reports/calibrate-smollm2-0123456789
       quantkit sensitivity ./my-model --ranges RUN --quantize w8a8+logits6:head:static
@@ -100,7 +101,7 @@ def sensitivity(
         batch_size=batch_size,
         dtype=dtype,
         device=device,
-        modes=options.words("modes", modes),
+        modes=words("modes", modes),
         group=group,
         weights=weights,
         target_frac=remaining,
@@ -109,14 +110,9 @@ def sensitivity(
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_sensitivity
-
-        return run_sensitivity(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("sensitivity", job),
+    run_job(
+        "sensitivity",
+        job,
         result="sensitivity.json",
         view=partial(sensitivity_text, top=top),
         as_json=as_json,

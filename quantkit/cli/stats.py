@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from quantkit.cli import options
-from quantkit.cli.console import run_stage
-from quantkit.jobs import DEVICE_MAPS, STATS_POINTS, StatsJob, default_out
-from quantkit.progress import Progress
+from quantkit.cli.console import run_job
+from quantkit.cli.words import fractions, words
+from quantkit.jobs import DEVICE_MAPS, STATS_POINTS, StatsJob
 from quantkit.reporting import stats_text
 
 
@@ -23,9 +20,10 @@ def stats(
     batch_size: options.BatchSize = 4,
     rows: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--rows",
-            metavar="N",
+            panel=options.MEASURED,
+            metavar="ROWS",
             show_default="all",
             help="Query rows a sequence that enter median, kurtosis and entropy of attention; "
             "extremes and top-k are of all rows in any case. 0: these alone.",
@@ -33,44 +31,57 @@ def stats(
     ] = None,
     points: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--points",
+            panel=options.MEASURED,
             metavar="LIST",
             show_default="all but linear_input",
-            help=f"Measured beside logits and hidden states: {', '.join(STATS_POINTS[2:])}.",
+            help=f"Beside logits and hidden states: {', '.join(STATS_POINTS[2:])}; or none.",
         ),
     ] = None,
     linear: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--linear",
+            panel=options.MEASURED,
             metavar="LIST",
-            show_default="all of them",
+            show_default="all",
             help=f"Measure the inputs of these linear layers: {options.PATTERNS}.",
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--layers",
+            panel=options.MEASURED,
             metavar="LIST",
-            show_default="found",
+            show_default="those that are found",
             help=f"Whose outputs are the hidden states: {options.PATTERNS}.",
         ),
     ] = None,
     allow_unseen: options.AllowUnseen = None,
     quantiles: Annotated[
         str,
-        typer.Option("--quantiles", metavar="LIST", help="Of |x|, fractions; beside the median."),
+        options.option(
+            "--quantiles",
+            panel=options.MEASURED,
+            metavar="LIST",
+            help="Of |x|, as fractions, beside the median; or none.",
+        ),
     ] = "0.99,0.999",
     count_masked: Annotated[
         bool,
-        typer.Option("--count-masked", help='Count masked logits too: the paper\'s "all of QK^T".'),
+        options.option(
+            "--count-masked",
+            panel=options.MEASURED,
+            help='Count masked logits too: the paper\'s "all of QK^T".',
+        ),
     ] = False,
     paper: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--paper",
+            panel=options.MEASURED,
             help="Show the rows of the Differential Transformer paper too, and count all of QK^T "
             "beside the valid logits, as it does.",
         ),
@@ -79,8 +90,9 @@ def stats(
     device: options.Device = "cpu",
     device_map: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--device-map",
+            panel=options.COMPUTED,
             metavar="MAP",
             show_default="off",
             help=f"{', '.join(DEVICE_MAPS)}: spread a model too large for one device over devices, "
@@ -89,8 +101,9 @@ def stats(
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--max-memory",
+            panel=options.COMPUTED,
             metavar="LIST",
             show_default="what is free",
             help="With --device-map, how much each device may hold: cpu=16GB,0=20GB (0: GPU 0); "
@@ -99,10 +112,17 @@ def stats(
     ] = None,
     bos: options.Bos = "auto",
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Of the choice of rows, with --rows.")
+        int,
+        options.option(
+            "--seed",
+            panel=options.MEASURED,
+            metavar="N",
+            help="Of the choice of rows, with --rows.",
+        ),
     ] = 0,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -112,7 +132,6 @@ def stats(
     writes stats.json (with several models: one in a folder of each). Several processes share the
     batches: torchrun --nproc-per-node 2 -m quantkit stats ...
 
-    \b
     Examples:
       quantkit stats smollm2
       quantkit stats ./diff ./baseline --paper
@@ -129,29 +148,24 @@ def stats(
         dtype=dtype,
         device=device,
         device_map=device_map,
-        max_memory=() if max_memory is None else options.words("max-memory", max_memory),
+        max_memory=words("max-memory", max_memory),
         bos=bos,
         count_masked=count_masked,
         both_readings=paper,
-        points=None if points is None else options.words("points", points),
-        quantiles=options.fractions("quantiles", quantiles),
+        points=None if points is None else words("points", points, may_be_none=True),
+        quantiles=fractions("quantiles", quantiles),
         rows=rows,
         seed=seed,
-        layers=() if layers is None else options.words("layers", layers),
-        linear=() if linear is None else options.words("linear", linear),
-        allow_unseen=() if allow_unseen is None else options.words("allow-unseen", allow_unseen),
+        layers=words("layers", layers),
+        linear=words("linear", linear),
+        allow_unseen=words("allow-unseen", allow_unseen),
         out=out,
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_stats
-
-        return run_stats(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("stats", job),
+    run_job(
+        "stats",
+        job,
         result="stats.json" if len(job.models) == 1 else None,
         view=partial(stats_text, paper=paper),
         as_json=as_json,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quantkit.cli import options
-from quantkit.cli.console import run_stage, watching
-from quantkit.jobs import DEFAULT_TEXT, SweepJob, default_out
+from quantkit.cli import complete, options
+from quantkit.cli.console import run_job
+from quantkit.cli.watch import watching
+from quantkit.cli.words import whole_numbers, words
+from quantkit.jobs import DEFAULT_TEXT, SweepJob
+from quantkit.jobs.config_file import NOTHING
 from quantkit.processes import may_talk
-from quantkit.progress import Progress
 from quantkit.reporting import plan_text, sweep_text
 from quantkit.results import dumps
 
@@ -25,57 +26,44 @@ _WORDS = (
 
 
 def sweep(
-    models: Annotated[
+    model: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help=f"One or more models. {options.MODEL_WORDS}. {_LABELS}",
+        options.argument(
+            "MODEL",
+            f"One or more models. {options.MODEL_WORDS}. {_LABELS}",
+            autocompletion=complete.models,
         ),
     ],
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            metavar="LIST",
-            help="What is measured: perplexity, multiple-choice[=FILE.jsonl], "
-            "needles[:needles=N:queries=N:tokens=N:depths=A/B], icl[:labels=N:shots=N:orders=N], "
-            "lm-eval=TASK, image-classification=FOLDER. Defaults: 4 needles, 2 of them asked; 4 "
-            "labels, 32 shots, 5 orders.",
-        ),
-    ] = "perplexity",
+    task: options.Tasks = "perplexity",
     bits: options.Bits = "16,8,6,4",
     granularity: options.Granularity = "tensor,head,row",
-    range_: Annotated[
-        str,
-        typer.Option(
-            "--range",
-            metavar="LIST",
-            help="Of the bits of the logits: dynamic (of the call), static (of --ranges; not for "
-            "row).",
-        ),
-    ] = "dynamic",
+    range_: options.RangeKind = "dynamic",
     grid: Annotated[
         str,
-        typer.Option(
-            "--grid", metavar="LIST", help="Of the bits of the logits: symmetric, asymmetric."
+        options.option(
+            "--grid",
+            panel=options.QUANTIZED,
+            metavar="LIST",
+            help="Of the bits of the logits: symmetric, asymmetric.",
         ),
     ] = "symmetric",
     quantize: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--quantize",
+            panel=options.QUANTIZED,
             metavar="LIST",
-            show_default=False,
+            show_default="none",
             help=_WORDS,
         ),
     ] = None,
     ranges: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--ranges",
+            panel=options.RANGES,
             metavar="LIST",
-            show_default=False,
+            show_default="none",
             help="Folders of calibrate or compare runs, one for each model: their ranges and their "
             "smoothing are taken.",
         ),
@@ -83,40 +71,49 @@ def sweep(
     keep: options.Keep = None,
     eval_text: options.Eval = DEFAULT_TEXT,
     allow_overlap: options.AllowOverlap = False,
-    calib: options.Calib = DEFAULT_TEXT,
+    calib: options.CalibOrNone = DEFAULT_TEXT,
     calib_samples: options.CalibSamples = 128,
     seq_len: Annotated[
         int,
-        typer.Option(
-            "--seq-len", metavar="N", help="Tokens a block, and of the longest generated prompt."
+        options.option(
+            "--seq-len",
+            panel=options.DATA,
+            metavar="TOKENS",
+            help="Length of a block, and of the longest generated prompt.",
         ),
     ] = 512,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", help="Blocks of the perplexity, at most.")
+        int,
+        options.option(
+            "--samples", panel=options.DATA, metavar="BLOCKS", help="Of the perplexity, at most."
+        ),
     ] = 64,
-    items: Annotated[
-        int, typer.Option("--items", metavar="N", help="Items of every other task, at most.")
-    ] = 200,
+    items: options.Items = 200,
     batch_size: options.BatchSize = 4,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     bos: options.Bos = "auto",
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed", metavar="N", help="Of generated and drawn items, and of the bootstrap."
+        options.option(
+            "--seed",
+            panel=options.COMPUTED,
+            metavar="N",
+            help="Of generated and drawn items, and of the bootstrap.",
         ),
     ] = 0,
     dry_run: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--dry-run",
+            panel=options.OUTPUT,
             help="Print what would run and about how long it takes, which needs the models and a "
             "short run of each recipe; write nothing.",
         ),
     ] = False,
     out: options.Out = None,
     force: options.Force = False,
+    config: options.Config = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -125,7 +122,6 @@ def sweep(
     Models stand side by side, on the same items; writes sweep.json. Every cell (model, recipe,
     task) is kept when it ends: Ctrl-C and the same command goes on.
 
-    \b
     Examples:
       quantkit sweep smollm2 --samples 8
       quantkit sweep ./baseline ./diff --bits 16,8,6,4 --granularity tensor,head
@@ -136,18 +132,18 @@ def sweep(
       quantkit sweep diff=./seed0/diff diff=./seed1/diff base=./seed0/base
     """
     job = SweepJob(
-        models=tuple(models),
-        tasks=options.words("task", task),
+        models=tuple(model),
+        tasks=words("task", task),
         eval=eval_text,
-        calib=calib,
-        recipes=() if quantize is None else options.words("quantize", quantize),
-        ranges=() if ranges is None else options.words("ranges", ranges),
-        keep=() if keep is None else options.words("keep", keep),
+        calib=None if calib == NOTHING else calib,
+        recipes=words("quantize", quantize),
+        ranges=words("ranges", ranges),
+        keep=words("keep", keep),
         allow_overlap=allow_overlap,
-        bits=options.whole_numbers("bits", bits),
-        granularity=options.words("granularity", granularity),
-        range=options.words("range", range_),
-        grid=options.words("grid", grid),
+        bits=whole_numbers("bits", bits),
+        granularity=words("granularity", granularity),
+        range=words("range", range_),
+        grid=words("grid", grid),
         seq_len=seq_len,
         samples=samples,
         items=items,
@@ -165,19 +161,14 @@ def sweep(
 
         if not may_talk():  # of several processes one plans
             return
-        with watching(quiet) as progress:
+        with watching(quiet, f"loading {', '.join(model)}") as progress:
             plan = plan_sweep(job, progress=progress)
         typer.echo(dumps(plan) if as_json else plan_text(plan), nl=False)
         return
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_sweep
-
-        return run_sweep(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("sweep", job),
+    run_job(
+        "sweep",
+        job,
         result="sweep.json",
         view=sweep_text,
         as_json=as_json,

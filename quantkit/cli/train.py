@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from quantkit.cli import options
-from quantkit.cli.console import run_stage
-from quantkit.jobs import ARMS, PairSpec, TrainJob, default_out
-from quantkit.progress import Progress
+from quantkit.cli import complete, options
+from quantkit.cli.console import run_job
+from quantkit.cli.words import words
+from quantkit.jobs import ARMS, PairSpec, TrainJob
+from quantkit.jobs.pair import RECIPES
 from quantkit.reporting import training_text
 
 
 def train(
     pair: Annotated[
         str,
-        typer.Argument(
-            metavar="PAIR.toml",
-            show_default=False,
-            help="What is trained, on what: see the README; or the name of a recipe that ships: "
+        options.argument(
+            "PAIR.toml",
+            "What is trained, on what: see the README; or the name of a recipe that ships: "
             "pair, seeds.",
+            autocompletion=complete.one_of(*RECIPES),
         ),
     ],
     arm: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--arm",
+            panel=options.COMPUTED,
             metavar="LIST",
             show_default="all of the file",
             help=f"Train these alone: {', '.join(ARMS)}. Another process may train the others in "
@@ -35,7 +34,10 @@ def train(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="DEVICE", help="Computed on: cpu, cuda.")
+        str,
+        options.option(
+            "--device", panel=options.COMPUTED, metavar="DEVICE", help="Computed on: cpu, cuda."
+        ),
     ] = "cpu",
     out: options.Out = None,
     force: options.Force = False,
@@ -49,7 +51,6 @@ def train(
     Ctrl-C, and the same command goes on from the last checkpoint. With torchrun or accelerate
     launch several processes share each batch.
 
-    \b
     Examples:
       quantkit train pair.toml
       quantkit train pair.toml --arm diff --out reports/my-pair
@@ -59,19 +60,14 @@ def train(
     job = TrainJob(
         pair=PairSpec.read(pair),
         device=device,
-        arms=() if arm is None else options.words("arm", arm),
+        arms=words("arm", arm),
         out=out,
         force=force,
     )
 
-    def stage(progress: Progress) -> Path:
-        from quantkit.pipelines import run_train
-
-        return run_train(job, progress=progress)
-
-    run_stage(
-        stage,
-        folder=default_out("train", job),
+    run_job(
+        "train",
+        job,
         result="training.json",
         view=training_text,
         as_json=as_json,

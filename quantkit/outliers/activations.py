@@ -15,6 +15,7 @@ from quantkit.numerics.scan import Cut
 from quantkit.numerics.tokens import token_summary
 from quantkit.outliers.per_sequence import InfNorm, SequenceMeans
 from quantkit.outliers.rules import RuleRecord, apply_rules
+from quantkit.outliers.surface import SurfaceRecord, higher
 from quantkit.probes import Activation
 from quantkit.probes.token_scan import TOKEN_CLASSES as CLASSES
 from quantkit.probes.token_scan import scan_tokens
@@ -30,6 +31,7 @@ class ActivationRecord:
         channel_top: float32 `[channels]`: max |x| by channel.
         rules: The rules on whole sequences, where they were asked for.
         excluded: Elements of padding.
+        surface: |x| by token and channel of one sequence, where it was asked for.
     """
 
     classes: dict[str, Bundle]
@@ -37,6 +39,7 @@ class ActivationRecord:
     channel_top: Tensor
     rules: RuleRecord | None
     excluded: int
+    surface: SurfaceRecord | None = None
 
     def merge(self, other: Self) -> Self:
         """Returns the record of both parts."""
@@ -49,6 +52,7 @@ class ActivationRecord:
             channel_top=torch.maximum(self.channel_top, other.channel_top),
             rules=rules,
             excluded=self.excluded + other.excluded,
+            surface=higher(self.surface, other.surface),
         )
 
     @cached_property
@@ -68,6 +72,7 @@ class ActivationStatistics:
 
     Attributes:
         with_rules: Apply the rules on whole sequences too (they are defined on hidden states).
+        with_surface: Keep the surface of each layer's largest sequence.
         first_sequence: Index of the batch's first sequence; set before each batch.
         records: By layer.
         names: Module of each layer.
@@ -76,6 +81,7 @@ class ActivationStatistics:
     """
 
     with_rules: bool = False
+    with_surface: bool = False
     first_sequence: int = 0
     records: dict[int, ActivationRecord] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -128,6 +134,22 @@ class ActivationStatistics:
             channel_top=channel_top,
             rules=rules,
             excluded=int((~real).sum()) * channels,
+            surface=self._surface(visit, sequence_max, None if before is None else before.surface),
+        )
+
+    def _surface(
+        self, visit: Activation, sequence_max: dict[int, float], before: SurfaceRecord | None
+    ) -> SurfaceRecord | None:
+        """Returns the surface of the batch's largest sequence, if it is higher than before."""
+        if not self.with_surface or not sequence_max:
+            return None
+        sequence = max(sequence_max, key=lambda n: sequence_max[n])  # in order: the first of equals
+        peak = sequence_max[sequence]
+        if before is not None and not before.is_behind(peak, sequence, visit.name):
+            return None
+        index = sequence - self.first_sequence
+        return SurfaceRecord.of(
+            visit.tensor[index], visit.real[index], peak=peak, sequence=sequence, name=visit.name
         )
 
     def absorb(self, other: ActivationStatistics) -> None:

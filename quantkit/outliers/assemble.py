@@ -9,7 +9,13 @@ from typing import Any, Final
 from quantkit.numerics.observers import Bundle, merged
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.attention import EFFECTIVE, LOGIT, MODIFIED, UNMASKED, AttentionStatistics
-from quantkit.outliers.features import have_one_width, outlier_features_of, outlier_tokens_of
+from quantkit.outliers.features import (
+    have_one_width,
+    outlier_features_of,
+    outlier_tokens_of,
+    rounded,
+    surfaces_of,
+)
 from quantkit.outliers.figures import figures, span_shares
 from quantkit.outliers.maps import MapRecord
 from quantkit.outliers.rules import massive_pooled
@@ -38,7 +44,6 @@ LOGIT_DEFINITION_MASKED: Final = (
 )
 STATE_DEFINITION: Final = "hidden state: output of each layer, after both residual additions"
 _ENTRIES: Final = 10
-_DIGITS: Final = 6
 
 TokenText = Callable[[str, int, int], str | None]
 """The text of the token at (side, sequence, position), where there is one.
@@ -165,6 +170,7 @@ class Assembly:
             allow_unseen=list(allow_unseen),
             waived=list(waived),
             warnings=warnings,
+            surfaces=surfaces_of(self.statistics.activations, self._token_of),
         )
 
     def _point(
@@ -292,9 +298,7 @@ class Assembly:
                     fields = {
                         "inf_norm_mean": float(record.means.inf_norm_mean[0]),
                         "kurtosis_oft": float(record.means.kurtosis_oft[0]),
-                        "channel_absmax": [
-                            float(f"{value:.{_DIGITS}g}") for value in record.channel_top.tolist()
-                        ],
+                        "channel_absmax": rounded(record.channel_top.tolist()),
                         "channel_ratio": record.channel_ratio,
                         "top": self._entries(
                             bundle, 0, layer, statistics.names[layer], count=_ENTRIES, is_key=False

@@ -1,14 +1,19 @@
-"""What the rules on hidden states found in all layers together: features and tokens."""
+"""What is found in all layers together: outlier features and tokens, the highest surface."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
 from quantkit.numerics.outliers import outlier_features
 from quantkit.outliers.activations import ActivationStatistics
-from quantkit.results import OutlierFeatures, OutlierTokens, TokenOutlier
+from quantkit.outliers.surface import SurfaceRecord
+from quantkit.results import MagnitudeSurface, OutlierFeatures, OutlierTokens, TokenOutlier
+
+DIGITS: Final = 6
+"""Of magnitudes by channel in a result file."""
 
 
 def outlier_tokens_of(
@@ -55,3 +60,45 @@ def outlier_features_of(states: ActivationStatistics) -> OutlierFeatures:
 def have_one_width(states: ActivationStatistics) -> bool:
     """Returns whether all layers have as many channels."""
     return len({len(record.channel_top) for record in states.records.values()}) == 1
+
+
+def surfaces_of(
+    activations: dict[str, ActivationStatistics], token: Callable[[str, int, int], str | None]
+) -> dict[str, MagnitudeSurface]:
+    """Returns, by point, the surface of the worst layer, the first of equals.
+
+    None of a point without surfaces, or without a finite element. `token` is as above.
+    """
+    found = {}
+    for point, statistics in activations.items():
+        surfaces = {
+            layer: record.surface
+            for layer, record in sorted(statistics.records.items())
+            if record.surface is not None
+        }
+        if surfaces:
+            layer = max(surfaces, key=lambda n: surfaces[n].peak)
+            found[point] = _written(layer, surfaces[layer], token)
+    return found
+
+
+def _written(
+    layer: int, found: SurfaceRecord, token: Callable[[str, int, int], str | None]
+) -> MagnitudeSurface:
+    return MagnitudeSurface(
+        layer=layer,
+        name=found.name,
+        sequence=found.sequence,
+        positions=found.positions,
+        last_position=found.last,
+        largest_positions=found.largest,
+        tokens=[token(found.name, found.sequence, position) for position in found.largest],
+        channels=found.channels,
+        channel_count=found.width,
+        abs_max=[rounded(row) for row in found.values.tolist()],
+    )
+
+
+def rounded(values: list[float]) -> list[float]:
+    """Returns the values with as many digits as a result file has of magnitudes by channel."""
+    return [float(f"{value:.{DIGITS}g}") for value in values]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from quantkit.outliers.activations import ActivationStatistics
 from quantkit.outliers.attention import UNMASKED, AttentionStatistics
@@ -12,7 +12,9 @@ from quantkit.outliers.maps import RowSampling
 from quantkit.probes import Attachment
 from quantkit.probes.hits import HitCounts, add_counts, attachment_of, counts_of
 
-ATTENTION, HIDDEN = "attention_logit", "hidden_state"
+ATTENTION, HIDDEN, DOWN = "attention_logit", "hidden_state", "mlp_down_input"
+WITH_SURFACE: Final = (HIDDEN, DOWN)
+"""Where massive activations stand, and where they come from."""
 
 
 @dataclass
@@ -38,7 +40,12 @@ class ModelStatistics:
         names = dict.fromkeys([HIDDEN, *(point for point in points if point != ATTENTION)])
         return cls(
             attention=AttentionStatistics(sampling=sampling, both_readings=both_readings),
-            activations={name: ActivationStatistics(with_rules=name == HIDDEN) for name in names},
+            activations={
+                name: ActivationStatistics(
+                    with_rules=name == HIDDEN, with_surface=name in WITH_SURFACE
+                )
+                for name in names
+            },
         )
 
     def callbacks(self) -> dict[str, Callable[[Any], None]]:

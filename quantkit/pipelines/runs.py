@@ -1,7 +1,8 @@
 """Run folders: who owns one, whether it is finished, and what may go on in it.
 
 `run.json` holds the config that made the folder. The same config unfinished goes on, finished is
-reported as done; another config is refused without `force`.
+reported as done; another config is refused without `force`. `config.toml` beside it says the same
+as a person would, for `--config`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from quantkit.calib_sets.toml_text import toml_text
 from quantkit.errors import InputError
 from quantkit.jobs import ARMS, NOT_CONFIG, Job, config_hash, default_out
+from quantkit.jobs.config_file import CONFIG_FILE, config_fields
 from quantkit.models import PAIR_RESULTS
 from quantkit.processes import Processes
 from quantkit.results import read_plain, write_json
+from quantkit.results.io import written_whole
 
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
-_TEMPORARY: Final = re.compile(r"\.[a-z]+\.json\.[a-z0-9_]{8}")
+_OF_A_RUN: Final = frozenset({RUN_FILE, CONFIG_FILE})
+"""What a folder has when a run of it begins."""
+_TEMPORARY: Final = re.compile(r"\.[a-z]+\.(json|toml)\.[a-z0-9_]{8}")
 _BUILDING: Final = (".building-*", ".writing-*", ".prepared-*")
 """Folders that graphs are written in before they are moved; a killed process leaves them."""
 SEARCH_FOLDER: Final = "search"
@@ -55,8 +61,9 @@ class Run:
 
     def withdraw(self) -> None:
         """Leaves no trace of a job that failed before it wrote anything, over a mistyped word."""
-        if not self.finished and [path.name for path in self.folder.iterdir()] == [RUN_FILE]:
-            (self.folder / RUN_FILE).unlink()
+        if not self.finished and {path.name for path in self.folder.iterdir()} <= _OF_A_RUN:
+            for name in _OF_A_RUN:
+                (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()
 
     def finish(self) -> None:
@@ -68,9 +75,10 @@ def open_run(command: str, job: Job) -> Run:
     """Returns the job's folder, made or taken up again.
 
     Raises:
-        InputError: as `check_run`.
+        InputError: as `check_run`, or a name in the job is no Unicode text.
     """
     folder = default_out(command, job)
+    config = toml_text(config_fields(command, job))  # refuses what no file can say, at no cost
     state = check_run(command, job)
     for path in _temporaries(folder):
         if _age_s(path) > _ABANDONED_S:
@@ -82,6 +90,8 @@ def open_run(command: str, job: Job) -> Run:
         _clear(folder)
     if state != "finished":
         _write(folder, command, job, finished=False)
+        with written_whole(folder / CONFIG_FILE) as file:
+            file.write(config.encode())
     return Run(command=command, job=job, folder=folder, finished=state == "finished")
 
 
@@ -158,7 +168,7 @@ def _clear(folder: Path) -> None:
         "special_tokens_map", "preprocessor_config", "processor_config",
     )  # fmt: skip
     names = (*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS)
-    reports = ("report.html", "report.md", RUN_FILE)
+    reports = ("report.html", "report.md", *_OF_A_RUN)
     tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]
     for path in (*(folder / name for name in (*names, *reports)), *tensors):
         path.unlink(missing_ok=True)

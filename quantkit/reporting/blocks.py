@@ -1,47 +1,43 @@
-"""The parts that a page is made of: sections, and in them pictures beside their table."""
+"""The parts that a page is made of: the first screen, sections, and in them charts and tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quantkit.reporting.calibration_charts import HistogramGroup
-from quantkit.reporting.charts import ChannelChart, HeatMap, LineChart, Series
-from quantkit.reporting.dot_charts import DotChart
+from quantkit.reporting.drawing import Chart
 from quantkit.reporting.text import Table
 
-PANEL_WIDTH, PANEL_HEIGHT = 320.0, 220.0
-"""SVG units of a panel, which a page shows about as large."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Panels:
-    """Small charts with one legend, that of all their series; each has its own title."""
+class Recommendation:
+    """The export to ship and what it costs, or the command that would find one."""
 
     title: str
-    charts: tuple[LineChart, ...]
-    note: str = ""
-
-    @property
-    def series(self) -> tuple[Series, ...]:
-        """One series a name, for the legend."""
-        named = {s.name: s for chart in self.charts for s in chart.series if s.name}
-        return tuple(named.values())
+    sentences: tuple[str, ...]
+    table: Table | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A picture; `name` is its file's, without the ending."""
+class FirstScreen:
+    """What a person sees before scrolling: three sentences, a table, charts, what to ship.
 
-    name: str
-    panels: Panels
+    `more` are the sentences that did not fit; they stand below.
+    """
+
+    sentences: tuple[str, ...]
+    table: Table | None = None
+    charts: tuple[Chart, ...] = ()
+    export: Recommendation | None = None
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Pictures, then their tables."""
+    """Charts, then their tables."""
 
     title: str
-    figures: tuple[Figure, ...] = ()
+    charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
@@ -55,13 +51,8 @@ class Section:
     missing: str = ""
     blocks: tuple[Block, ...] = ()
     """What stands first."""
-    lines: tuple[LineChart, ...] = ()
-    dots: tuple[DotChart, ...] = ()
-    heats: tuple[HeatMap, ...] = ()
-    across: str = "head"
-    """What the columns of `heats` are."""
-    channels: tuple[ChannelChart, ...] = ()
-    histograms: tuple[HistogramGroup, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    """Beside or below the first table."""
     notes: tuple[str, ...] = ()
     folded: tuple[Table, ...] = ()
     """Long tables, which open when asked for."""
@@ -69,4 +60,4 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """True where there is nothing but `missing`."""
-        return not (self.blocks or self.tables or self.folded)
+        return not (self.blocks or self.tables or self.folded or self.charts)

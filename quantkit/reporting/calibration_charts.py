@@ -1,126 +1,44 @@
 """The pictures of a calibration: how a tensor is distributed under its ranges, and what moved.
 
-A histogram has one lane a method below it, in the order of the legend: the method's interval with
-a mark at each end, from which lines rise through the bars. Lane number, mark and dash tell the
-methods apart without colour, also where several chose the same interval.
+Below the bars of a histogram each method has a lane with its interval, so that they can be told
+apart where several chose the same; the thick one is in force.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
 
-from quantkit.reporting.calibration_groups import (
-    WORST,
-    calibrations,
-    chosen,
-    methods,
-    worst_first,
-)
-from quantkit.reporting.charts import (
-    COLOURS,
-    Line,
-    LineChart,
-    Tick,
-    Value,
-    line_chart,
-    nice_ticks,
-    rounded,
-    tick_text,
-)
+import altair as alt
+
+from quantkit.reporting.calibration_groups import calibrations, chosen, methods, worst_first
+from quantkit.reporting.charts import TICK_FORMAT, Line, Value, line_chart
 from quantkit.reporting.collect import Run
-from quantkit.reporting.text import decibels, interval, number, small_share
+from quantkit.reporting.drawing import SHAPES, SMALL_WIDTH, Chart, Panel, Spec, data_of, together
+from quantkit.reporting.text import clipped, decibels, interval, number, printable, small_share
+from quantkit.reporting.theme import LIGHT, hue
 from quantkit.results import Calibration, DrawnHistogram, MethodRange, TensorDiagnosis
 
 BINS: Final = 72
 """Bars a picture has at most; neighbouring bins of the file are added up."""
-_WIDTH: Final = 320.0
-_LEFT, _RIGHT, _TOP, _BARS = 46.0, 10.0, 8.0, 120.0
-_LANE: Final = 11.0
-_GAP: Final = 14.0  # from the axis to the first lane, below the words of the axis
+_SHOWN: Final = 9
+"""Tensors of a calibration that are drawn, the worst."""
+_BARS: Final = 110
+_LANE: Final = 14
+"""Pixels, high."""
+_LANE_CHARACTERS: Final = 16
 _STYLES: Final = 4
 _MOVED: Final = 4
 _FINE: Final = 60  # slots of the sample axis, which is logarithmic
 _FLOOR: Final = 1e-4  # percent: where nothing is drawn that moved
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """One method of the legend: its lane's number, hue, and mark (hollow from the fifth on)."""
-
-    lane: int
-    name: str
-    colour: int
-    style: int
-    hollow: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bin:
-    """The area that shows a bin's tooltip, as SVG path data."""
-
-    path: str
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lane:
-    """A method's interval: from `low` to `high` at height `y`, in SVG units."""
-
-    key: Key
-    low: float
-    high: float
-    y: float
-    is_chosen: bool
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """One tensor.
-
-    Attributes:
-        words: The figures of the method in force, below the name.
-        description: What a reader is told who cannot see it.
-        area: The bars, as SVG path data.
-        span: Ends of the 99.9 % span in SVG units, or None.
-    """
-
-    title: str
-    words: str
-    description: str
-    area: str
-    bins: tuple[Bin, ...]
-    lanes: tuple[Lane, ...]
-    span: tuple[float, float] | None
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    height: float
-    width: float = _WIDTH
-    left: float = _LEFT
-    right: float = _WIDTH - _RIGHT
-    top: float = _TOP
-    bottom: float = _TOP + _BARS
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistogramGroup:
-    """The histograms of one calibration's worst tensors, with one legend."""
-
-    title: str
-    keys: tuple[Key, ...]
-    charts: tuple[Histogram, ...]
-    note: str
-
-
-def histogram_groups(run: Run) -> tuple[HistogramGroup, ...]:
+def histogram_charts(run: Run) -> tuple[Chart, ...]:
     """Returns the histograms of each calibration's worst tensors, the worst first."""
-    keys = _keys(methods(run))
-    groups = []
+    order = methods(run)
+    found = []
     for name, calibration in calibrations(run):
-        tensors = worst_first(calibration)[:WORST]
+        tensors = worst_first(calibration)[:_SHOWN]
         drawn = [t for t in tensors if _is_drawable(t.histogram)]
         missing = [t.name for t in tensors if not _is_drawable(t.histogram)]
         if not drawn:
@@ -128,33 +46,14 @@ def histogram_groups(run: Run) -> tuple[HistogramGroup, ...]:
         of = f" of {name}" if len(run.calibrations) > 1 else ""
         note = (
             "Counts are logarithmic. Shaded: the 99.9 % span. Lanes below the bars: each method's "
-            "range, in the order of the legend; the thick one is in force."
+            "range; the thick one is in force."
         )
         if missing:
             note += f" Without a histogram: {', '.join(missing)}."
-        used = {found.method for tensor in drawn for found in tensor.methods}
-        groups.append(
-            HistogramGroup(
-                title=f"Histograms and ranges of the {len(drawn)} worst tensors{of}",
-                keys=tuple(key for key in keys.values() if key.name in used),
-                charts=tuple(_histogram(tensor, keys) for tensor in drawn),
-                note=note,
-            )
-        )
-    return tuple(groups)
-
-
-def _keys(names: list[str]) -> dict[str, Key]:
-    return {
-        name: Key(
-            lane=i + 1,
-            name=name,
-            colour=i % COLOURS,
-            style=i % _STYLES,
-            hollow=i // _STYLES % 2 == 1,
-        )
-        for i, name in enumerate(names)
-    }
+        title = f"Histograms and ranges of the {len(drawn)} worst tensors{of}"
+        panels = [_histogram(tensor, order) for tensor in drawn]
+        found.append(together("calibration-histograms", title, panels, note=note))
+    return tuple(found)
 
 
 def _is_drawable(histogram: DrawnHistogram) -> bool:
@@ -177,70 +76,95 @@ def _merged(histogram: DrawnHistogram) -> DrawnHistogram:
     )
 
 
-def _histogram(tensor: TensorDiagnosis, keys: dict[str, Key]) -> Histogram:
+def _histogram(tensor: TensorDiagnosis, order: list[str]) -> Panel:
     merged = _merged(tensor.histogram)
     known = [m for m in tensor.methods if math.isfinite(m.lo) and math.isfinite(m.hi)]
     places = [merged.edges[0], merged.edges[-1], *(x for m in known for x in (m.lo, m.hi))]
     low, high = min(places), max(places)
     pad = 0.03 * (high - low) or 0.5 * abs(high) or 0.5
-    low, high = low - pad, high + pad
-    left, right, top, bottom = _LEFT, _WIDTH - _RIGHT, _TOP, _TOP + _BARS
-    tallest = math.log10(max(merged.counts))
-    base = -0.3  # log10 of half an element, so that a single one can be seen
-
-    def to_x(x: float) -> float:
-        return rounded(left + (x - low) / (high - low) * (right - left))
-
-    def to_y(count: float) -> float:
-        return rounded(bottom - (math.log10(count) - base) / (tallest - base) * (bottom - top))
-
-    bins, area = [], []
-    for i, count in enumerate(merged.counts):
-        if count > 0:
-            start, end = merged.edges[i], merged.edges[i + 1]
-            x = to_x(start)
-            wide = rounded(max(to_x(end) - x, 0.8))
-            area.append(f"M{x} {bottom}V{to_y(count)}h{wide}V{bottom}Z")
-            title = f"{number(start)} to {number(end)}: {count:,} elements"
-            bins.append(Bin(path=f"M{x} {top}h{wide}V{bottom}h-{wide}Z", title=title))
-    order = sorted(known, key=lambda m: keys[m.method].lane)
-    lanes = tuple(
-        Lane(
-            key=keys[found.method],
-            low=to_x(found.lo),
-            high=to_x(found.hi),
-            y=rounded(bottom + _GAP + _LANE * i),
-            is_chosen=found.method == tensor.chosen,
-            title=_method_words(found),
+    scale = alt.Scale(domain=[low - pad, high + pad], nice=False, zero=False)
+    lanes = sorted(known, key=lambda m: order.index(m.method))
+    bars = _bars(tensor, merged, scale)
+    names = [printable(clipped(found.method, _LANE_CHARACTERS)) for found in lanes]
+    y = alt.Y(
+        "lane:N",
+        sort=None,
+        axis=alt.Axis(title=None, grid=False, labelFontSize=11),
+        scale=alt.Scale(domain=names),
+    )
+    x = alt.X(
+        "lo:Q", scale=scale, axis=alt.Axis(title=None, format=TICK_FORMAT, grid=True, tickCount=5)
+    )
+    layers = []
+    for name, found in zip(names, lanes, strict=True):
+        index = order.index(found.method)
+        ink = hue(index)
+        data = alt.Chart(
+            data_of(
+                [
+                    {"lane": name, "lo": found.lo, "hi": found.hi}
+                    | {"tip": printable(_method_words(found))}
+                ]
+            )
         )
-        for i, found in enumerate(order)
-    )
-    has_span = math.isfinite(tensor.span_lo) and math.isfinite(tensor.span_hi)
-    return Histogram(
+        wide = 4.0 if found.method == tensor.chosen else 1.4
+        ends = data.mark_point(
+            shape=SHAPES[index % _STYLES], size=28, fill=ink, stroke=ink, opacity=1, aria=False
+        )
+        layers += [
+            data.mark_rule(stroke=ink, strokeWidth=wide).encode(
+                x=x, x2="hi:Q", y=y, description="tip:N"
+            ),
+            ends.encode(x=x, y=y),
+            ends.encode(x=alt.X("hi:Q", scale=scale), y=y),
+        ]
+    spec = bars
+    if layers:
+        below = alt.layer(*layers).properties(width=SMALL_WIDTH, height=_LANE * len(lanes))
+        spec = alt.vconcat(bars, below, spacing=4)
+    return Panel(
+        spec=spec,
         title=tensor.name,
-        words=_words(tensor),
-        description=_description(tensor),
-        area="".join(area),
-        bins=tuple(bins),
-        lanes=lanes,
-        span=(to_x(tensor.span_lo), to_x(tensor.span_hi)) if has_span else None,
-        x_ticks=_thinned([(to_x(x), tick_text(x)) for x in nice_ticks(low, high, False)]),
-        y_ticks=_count_ticks(tallest, to_y),
-        height=rounded(bottom + _GAP + _LANE * len(lanes) + 22),
+        caption=_words(tensor),
+        words=_description(tensor),
+        rows=sum(count > 0 for count in merged.counts) + len(lanes),
     )
 
 
-def _count_ticks(tallest: float, to_y: Callable[[float], float]) -> tuple[Tick, ...]:
-    decades = range(0, math.floor(tallest) + 1, max(1, math.ceil(tallest / 4)))
-    return tuple(Tick(at=to_y(10**e), text=tick_text(10**e)) for e in decades)
-
-
-def _thinned(places: list[tuple[float, str]]) -> tuple[Tick, ...]:
-    """Returns the ticks, only every second (third, ...) one where words have no room."""
-    widest = max((7.0 * len(text) + 8 for _, text in places), default=0.0)
-    gap = abs(places[1][0] - places[0][0]) if len(places) > 1 else widest
-    step = max(1, math.ceil(widest / max(gap, 1.0)))
-    return tuple(Tick(at=at, text=text) for at, text in places[::step])
+def _bars(tensor: TensorDiagnosis, merged: DrawnHistogram, scale: alt.Scale) -> Spec:
+    """Returns the counts on a logarithmic axis that starts at half an element."""
+    x = alt.X("lo:Q", scale=scale, axis=alt.Axis(title=None, labels=False, ticks=False))
+    y = alt.Y(
+        "n:Q",
+        scale=alt.Scale(type="log", domain=[0.5, 1.2 * max(merged.counts)], nice=False),
+        axis=alt.Axis(title="elements (log)", format="~s", tickCount=4),
+    )
+    rows = [
+        {
+            "lo": start,
+            "hi": end,
+            "n": count,
+            "base": 0.5,
+            "tip": f"{number(start)} to {number(end)}: {count:,} elements",
+        }
+        for start, end, count in zip(
+            merged.edges[:-1], merged.edges[1:], merged.counts, strict=True
+        )
+        if count > 0
+    ]
+    layers = []
+    if math.isfinite(tensor.span_lo) and math.isfinite(tensor.span_hi):
+        layers.append(
+            alt.Chart(data_of([{"lo": tensor.span_lo, "hi": tensor.span_hi}]))
+            .mark_rect(fill=LIGHT["rule"], fillOpacity=0.6, aria=False)
+            .encode(x=x, x2="hi:Q")
+        )
+    layers.append(
+        alt.Chart(data_of(rows))
+        .mark_rect(fill=LIGHT["soft"], fillOpacity=0.75, stroke=LIGHT["soft"], strokeWidth=0.8)
+        .encode(x=x, x2="hi:Q", y=y, y2="base:Q", description="tip:N")
+    )
+    return alt.layer(*layers).properties(width=SMALL_WIDTH, height=_BARS)
 
 
 def _method_words(found: MethodRange) -> str:
@@ -264,13 +188,13 @@ def _description(tensor: TensorDiagnosis) -> str:
     )
 
 
-def stability_charts(run: Run) -> tuple[LineChart, ...]:
+def stability_charts(run: Run) -> tuple[Chart, ...]:
     """Returns how far ranges moved against the samples: all tensors, and those that moved most."""
     charts = [_stability_chart(run, name, found) for name, found in calibrations(run)]
     return tuple(chart for chart in charts if chart is not None)
 
 
-def _stability_chart(run: Run, name: str, calibration: Calibration) -> LineChart | None:
+def _stability_chart(run: Run, name: str, calibration: Calibration) -> Chart | None:
     whole = calibration.stability
     curves: list[tuple[str, list[tuple[float, float]]]] = [
         ("all tensors: most", [(p.samples, p.moved_max_frac) for p in whole]),
@@ -299,23 +223,22 @@ def _stability_chart(run: Run, name: str, calibration: Calibration) -> LineChart
                     title=f"{words}, {samples:,.10g} samples: moved {small_share(moved)}",
                 )
             )
-        lines.append(Line(name=words, colour=i % COLOURS, style=i % _STYLES, values=tuple(values)))
+        lines.append(Line(name=words, colour=i, style=i % _STYLES, values=tuple(values)))
     names = [""] * (_FINE if len(counts) > 1 else 1)
     for samples in counts:
         at = round(slot(samples))
         if not any(names[max(0, at - 5) : at]):
             names[at] = f"{samples:,.10g}"
     of = f" of {name}" if len(run.calibrations) > 1 else ""
-    chart = line_chart(
+    return line_chart(
         title=f"How far ranges moved against the samples{of}",
         x_label="samples (log)",
         y_label="moved, % of the range (log)",
         x_names=names,
         lines=lines,
         log=True,
+        note=f"Drawn at {_FLOOR:g} %: ranges that did not move." if still else "",
     )
-    floor = f"Drawn at {_FLOOR:g} %: ranges that did not move." if still else ""
-    return replace(chart, note=" ".join(text for text in (chart.note, floor) if text))
 
 
 def _pairs(tensor: TensorDiagnosis) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""The geometry of the report's pictures; templates draw it as inline SVG.
+"""Charts of lines and of heat, in data units: what Vega-Lite is asked to draw.
 
 Colour tells the model, dash and marker tell the granularity (or the rank, or the map), so that a
 picture can also be read without colour. A heat map is one hue whose opacity is the value, which
@@ -7,151 +7,36 @@ works on a light and on a dark page.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from quantkit.reporting.collect import Run, labels
-from quantkit.reporting.sweep_groups import hue_names
-from quantkit.reporting.text import number, text_width
+import altair as alt
 
-COLOURS = 8
-"""Number of hues in the style sheet (`--c0` to `--c7`); further models start over."""
-WIDTH, HEIGHT = 480.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 44.0
-TITLE_END = 18.0
-"""Where the upright title of an axis ends, on the right; its baseline is at 12."""
+from quantkit.reporting.drawing import (
+    HEAT,
+    HEIGHT,
+    WIDTH,
+    Chart,
+    Key,
+    Panel,
+    Ramp,
+    data_of,
+    together,
+)
+from quantkit.reporting.text import number, printable
+from quantkit.reporting.theme import LIGHT, hue
 
-
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """A label at `at` (SVG units along its axis)."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A point, its whisker (`low` and `high` in SVG units, or None) and its tooltip."""
-
-    x: float
-    y: float
-    low: float | None
-    high: float | None
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """Words at a place, centred."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """A line: `path` is SVG path data; `style` picks dash and marker, `colour` the hue.
-
-    `area` is a band about it, `hollow` draws its markers so, `thin` its line; one without a name
-    is not in the legend.
-    """
-
-    name: str
-    colour: int
-    style: int
-    path: str
-    marks: tuple[Mark, ...]
-    area: str = ""
-    hollow: bool = False
-    thin: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineChart:
-    """A line chart; its legend is the names of its series. `rules` are level lines with words."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    series: tuple[Series, ...]
-    note: str = ""
-    rules: tuple[Tick, ...] = ()
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatCell:
-    """A cell, by its upper left corner; opacity 0 to 1."""
-
-    x: float
-    y: float
-    opacity: float
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """A heat map: layers down, heads across.
-
-    Attributes:
-        side: Width of a cell; `tall`: its height, None where it is a square.
-        low, high: The ends of the scale, in words.
-    """
-
-    title: str
-    cells: tuple[HeatCell, ...]
-    side: float
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    low: str
-    high: str
-    width: float
-    height: float
-    tall: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelChart:
-    """max |x| by channel: one stem a channel (or a few), the largest named.
-
-    Attributes:
-        stems: SVG path data of all stems.
-        marks: The largest channels; `labels` says which of them have room for their name.
-        median: Height of the median channel, in SVG units.
-    """
-
-    title: str
-    stems: str
-    colour: int
-    marks: tuple[Mark, ...]
-    labels: tuple[Label, ...]
-    median: float
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    note: str
-    x_label: str = "channel"
-    y_label: str = "max |x| (log)"
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
+TICK_FORMAT: Final = ",.6~g"
+_FAINTEST: Final = 0.06
+"""Opacity of a heat map's smallest value, which shows that there is a cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A point in data units; `least` and `most` are the ends of a band."""
+    """A point in data units; `low` and `high` end its whisker, `least` and `most` a band."""
 
     x: float
     y: float
@@ -164,7 +49,10 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A series in data units."""
+    """A series; `hollow` draws its markers so, `thin` its line; without a name it has no key.
+
+    `marked`: every so many points have a marker; 0: none has.
+    """
 
     name: str
     colour: int
@@ -172,67 +60,12 @@ class Line:
     values: tuple[Value, ...]
     hollow: bool = False
     thin: bool = False
+    marked: int = 1
 
-
-def hues(run: Run) -> list[str]:
-    """Returns the models in one order for all pictures: a model keeps its hue.
-
-    Several seeds of one model have one, under the name of their group.
-    """
-    names = labels([found.result.model for found in run.stats])
-    return list(dict.fromkeys([*names, *hue_names(run).values()]))
-
-
-def heat_map(
-    title: str,
-    values: Mapping[tuple[int, int], tuple[float, str]],
-    *,
-    scale: tuple[float, float] | None = None,
-    words: Callable[[float], str] = number,
-) -> HeatMap:
-    """Returns the picture of (layer, head) -> (value, tooltip); only layers that are there.
-
-    Without `scale` the ends are the smallest and the largest value; values that are not finite
-    leave a hole. `words` writes the ends of the scale.
-    """
-    layers = sorted({layer for layer, _ in values})
-    heads = 1 + max(head for _, head in values)
-    finite = [value for value, _ in values.values() if math.isfinite(value)] or [0.0]
-    low, high = scale or (min(finite), max(finite))
-    left, top, bottom = 34.0, 6.0, 36.0
-    tall = max(5.0, min(22.0, 264.0 / len(layers)))
-    side = min(6 * tall, 60.0, (WIDTH - left - 6.0) / heads)
-    tall = min(tall, max(side, 12.0))
-    cells = tuple(
-        HeatCell(
-            x=rounded(left + head * side),
-            y=rounded(top + layers.index(layer) * tall),
-            opacity=rounded(0.06 + 0.94 * (value - low) / (high - low)) if high > low else 0.5,
-            title=tooltip,
-        )
-        for (layer, head), (value, tooltip) in sorted(values.items())
-        if math.isfinite(value)
-    )
-    return HeatMap(
-        title=title,
-        cells=cells,
-        side=rounded(side - min(1.0, side / 8)),
-        tall=rounded(tall - min(1.0, tall / 8)),
-        x_ticks=_index_ticks(range(heads), left, side),
-        y_ticks=_index_ticks(layers, top, tall),
-        low=words(low),
-        high=words(high),
-        width=WIDTH,
-        height=rounded(top + len(layers) * tall + bottom),
-    )
-
-
-def _index_ticks(names: Sequence[int], start: float, side: float) -> tuple[Tick, ...]:
-    step = max(1, math.ceil(18.0 / side))
-    return tuple(
-        Tick(at=rounded(start + (i + 0.5) * side), text=str(names[i]))
-        for i in range(0, len(names), step)
-    )
+    @property
+    def key(self) -> Key:
+        """Its entry in a legend."""
+        return Key(name=self.name, colour=self.colour, style=self.style, hollow=self.hollow)
 
 
 def line_chart(
@@ -244,116 +77,245 @@ def line_chart(
     lines: Sequence[Line],
     log: bool,
     rules: Sequence[tuple[float, str]] = (),
-    reach: Sequence[float] = (),
-    width: float = WIDTH,
-    height: float = HEIGHT,
-) -> LineChart:
-    """Returns the picture; values that are not finite (or not positive on a log axis) are noted.
+    note: str = "",
+    name: str = "",
+) -> Chart:
+    """Returns a chart of one panel, see `line_panel`; `name` is its title's unless given."""
+    panel = line_panel(
+        x_label=x_label, y_label=y_label, x_names=x_names, lines=lines, log=log, rules=rules
+    )
+    return together(name, title, [panel], note=note)
 
-    `reach`: values that the axis holds though no line has them, e.g. those of a chart beside.
+
+def line_panel(
+    *,
+    x_label: str,
+    y_label: str,
+    x_names: Sequence[str],
+    lines: Sequence[Line],
+    log: bool,
+    title: str = "",
+    rules: Sequence[tuple[float, str]] = (),
+    reach: Sequence[float] = (),
+    width: int = WIDTH,
+    height: int = HEIGHT,
+) -> Panel:
+    """Returns the panel; values that are not finite (or not positive on a log axis) are noted.
+
+    Args:
+        x_names: Words of the slots 0, 1, ... of the axis, "" for none.
+        rules: Level lines with their words.
+        reach: Values that the axis holds though no line has them, e.g. those of a panel beside.
     """
 
     def drawable(y: float) -> bool:
         return math.isfinite(y) and (y > 0 or not log)
 
-    def scaled(y: float) -> float:
-        return math.log10(y) if log else y
-
     shown = [v for line in lines for v in line.values if drawable(v.y)]
     held = [y for v in shown for y in (v.y, v.low, v.high, v.least, v.most)]
     held += [*reach, *(y for y, _ in rules)]
-    ends = [scaled(y) for y in held if drawable(y)] or [0.0, 1.0]
-    low, high = min(ends), max(ends)
-    pad = 0.06 * (high - low) or 0.5
-    low, high = low - pad, high + pad
-    heights = {y: tick_text(y) for y in nice_ticks(low, high, log) if drawable(y)}
-    left = left_of(heights.values())
-    x_span = (width - RIGHT - left) / max(1, len(x_names))
-    y_span = height - BOTTOM - TOP
-
-    def to_x(x: float) -> float:
-        return rounded(left + (x + 0.5) * x_span)
-
-    def to_y(y: float) -> float:
-        return rounded(TOP + (high - scaled(y)) / (high - low) * y_span)
-
-    series = []
+    low, high = padded([y for y in held if drawable(y)], log)
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[-0.5, max(1, len(x_names)) - 0.5], nice=False, zero=False),
+        axis=alt.Axis(
+            title=x_label,
+            values=[i for i, words in enumerate(x_names) if words],
+            labelExpr=f"{quoted(x_names)}[datum.value]",
+        ),
+    )
+    y = alt.Y(
+        "y:Q",
+        scale=alt.Scale(
+            type="log" if log else "linear", domain=[low, high], nice=False, zero=False
+        ),
+        axis=alt.Axis(title=y_label, values=nice_ticks(low, high, log), format=TICK_FORMAT),
+    )
+    layers: list[alt.Chart] = []
+    for level, words in rules:
+        layers += _rule(level, words, x, y)
     for line in lines:
-        marks = tuple(
-            Mark(
-                x=to_x(v.x),
-                y=to_y(v.y),
-                low=to_y(v.low) if drawable(v.low) and drawable(v.high) else None,
-                high=to_y(v.high) if drawable(v.low) and drawable(v.high) else None,
-                title=v.title,
-            )
-            for v in line.values
-            if drawable(v.y)
-        )
-        path = " ".join(f"{'L' if i else 'M'}{mark.x} {mark.y}" for i, mark in enumerate(marks))
-        band = [v for v in line.values if all(map(drawable, (v.y, v.least, v.most)))]
-        edge = [(v.x, v.most) for v in band] + [(v.x, v.least) for v in reversed(band)]
-        area = " ".join(f"{'L' if i else 'M'}{to_x(x)} {to_y(y)}" for i, (x, y) in enumerate(edge))
-        series.append(
-            Series(
-                name=line.name,
-                colour=line.colour,
-                style=line.style,
-                path=path,
-                marks=marks,
-                area=f"{area}Z" if area else "",
-                hollow=line.hollow,
-                thin=line.thin,
-            )
-        )
+        layers += _line(line, [v for v in line.values if drawable(v.y)], drawable, x, y)
+    spec = alt.layer(*(layers or [_nothing(x, y)])).properties(width=width, height=height)
     left_out = sum(len(line.values) for line in lines) - len(shown)
-    return LineChart(
+    names = "; ".join(dict.fromkeys(line.name for line in lines if line.name))
+    return Panel(
         title=title,
-        x_label=x_label,
-        y_label=y_label,
-        x_ticks=tuple(Tick(at=to_x(i), text=name) for i, name in enumerate(x_names) if name),
-        y_ticks=tuple(Tick(at=to_y(y), text=text) for y, text in heights.items()),
-        series=tuple(series),
-        width=width,
-        height=height,
-        left=left,
-        right=width - RIGHT,
-        bottom=height - BOTTOM,
+        spec=spec,
+        words=f"{y_label} against {x_label}, one line each: {names}.",
+        rows=len(shown),
+        keys=tuple(dict.fromkeys(line.key for line in lines if line.name)),
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
-        rules=tuple(Tick(at=to_y(y), text=words) for y, words in rules if drawable(y)),
     )
 
 
-def left_of(ticks: Iterable[str]) -> float:
-    """Returns where the axis stands, so that no tick's text reaches the title beside it."""
-    return rounded(max([LEFT, *(TITLE_END + 6.0 + text_width(text) for text in ticks)]))
+def _line(
+    line: Line, shown: list[Value], drawable: Callable[[float], bool], x: alt.X, y: alt.Y
+) -> list[alt.Chart]:
+    """Returns the layers of a series: band, line, whiskers, markers."""
+    ink = hue(line.colour)
+    key = line.key
+    rows: list[dict[str, Any]] = [{"x": v.x, "y": v.y, "tip": printable(v.title)} for v in shown]
+    band = [v for v in shown if drawable(v.least) and drawable(v.most)]
+    spans = [v for v in shown if drawable(v.low) and drawable(v.high)]
+    layers = []
+    if band:
+        data = [{"x": v.x, "y": v.least, "y2": v.most} for v in band]
+        layers.append(
+            _of(data).mark_area(fill=ink, fillOpacity=0.16, aria=False).encode(x=x, y=y, y2="y2:Q")
+        )
+    if len(rows) > 1:
+        layers.append(
+            _of([{"x": row["x"], "y": row["y"]} for row in rows])
+            .mark_line(
+                stroke=ink,
+                strokeWidth=1 if line.thin else 2,
+                strokeOpacity=0.55 if line.thin else 1,
+                strokeDash=key.dash,
+                aria=False,
+            )
+            .encode(x=x, y=y, order=alt.Order("x:Q"))
+        )
+    if spans:
+        data = [{"x": v.x, "y": v.low, "y2": v.high} for v in spans]
+        layers.append(
+            _of(data)
+            .mark_rule(stroke=ink, strokeWidth=1.4, strokeOpacity=0.7, aria=False)
+            .encode(x=x, y=y, y2="y2:Q")
+        )
+    marks = rows[:: line.marked] if line.marked else []
+    if marks:
+        layers.append(
+            _of(marks)
+            .mark_point(
+                shape=key.shape,
+                size=46,
+                fill=LIGHT["page"] if line.hollow else ink,
+                stroke=ink,
+                strokeWidth=1.4,
+                opacity=1,
+            )
+            .encode(x=x, y=y, description="tip:N")
+        )
+    return layers
 
 
-def tick_text(value: float) -> str:
-    """Returns a round number as an axis shows it."""
-    return f"{value:,.10g}" if 1e-3 <= abs(value) < 1e6 else f"{value:g}"
+def _rule(level: float, words: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """Returns a level line across the view, and its words at the left."""
+    data = _of([{"x": -0.5, "y": level, "words": printable(words)}])
+    return [
+        data.mark_rule(stroke=LIGHT["ink"], strokeWidth=1, strokeDash=[5, 4], aria=False).encode(
+            y=y
+        ),
+        data.mark_text(align="left", baseline="bottom", dx=4, dy=-2, aria=False).encode(
+            x=x, y=y, text="words:N"
+        ),
+    ]
+
+
+def _nothing(x: alt.X, y: alt.Y) -> alt.Chart:
+    nothing: alt.Chart = _of([]).mark_point().encode(x=x, y=y)
+    return nothing
+
+
+def heat_map(
+    title: str,
+    values: Mapping[tuple[int, int], tuple[float, str]],
+    *,
+    across: str = "head",
+    column_names: Sequence[str] | None = None,
+    scale: tuple[float, float] | None = None,
+    words: Callable[[float], str] = number,
+) -> Chart:
+    """Returns the picture of (layer, column) -> (value, tooltip); only layers that are there.
+
+    Without `scale` the ends are the smallest and the largest value; values that are not finite
+    leave a hole. `words` writes the ends of the scale.
+    """
+    layers = sorted({layer for layer, _ in values})
+    columns = 1 + max(column for _, column in values)
+    finite = [value for value, _ in values.values() if math.isfinite(value)] or [0.0]
+    low, high = scale or (min(finite), max(finite))
+    reach = high - low
+    rows = [
+        {
+            "layer": layer,
+            "column": column,
+            "o": _FAINTEST + (1 - _FAINTEST) * (value - low) / reach if reach > 0 else 0.5,
+            "tip": printable(tooltip),
+        }
+        for (layer, column), (value, tooltip) in sorted(values.items())
+        if math.isfinite(value)
+    ]
+    tall = max(5.0, min(22.0, 264.0 / len(layers)))
+    named = "" if column_names is None else f"{quoted(column_names)}[datum.value]"
+    x = alt.X(
+        "column:O",
+        scale=alt.Scale(domain=list(range(columns)), paddingInner=0.08),
+        axis=alt.Axis(
+            title=across, orient="bottom", labelAngle=0, ticks=False, domain=False,
+            labelExpr=named or "datum.label",
+        ),
+    )  # fmt: skip
+    y = alt.Y(
+        "layer:O",
+        scale=alt.Scale(domain=layers, paddingInner=0.08),
+        axis=alt.Axis(title="layer", grid=False),
+    )
+    spec: alt.Chart = (
+        _of(rows)
+        .mark_rect(fill=HEAT, stroke=None)
+        .encode(
+            x=x, y=y, fillOpacity=alt.FillOpacity("o:Q", scale=None, legend=None),
+            description="tip:N",
+        )
+        .properties(width=min(WIDTH, round(60 * columns)), height=round(tall * len(layers)))
+    )  # fmt: skip
+    panel = Panel(
+        spec=spec,
+        words=f"{title}, from {words(low)} (faint) to {words(high)} (full).",
+        rows=len(rows),
+    )
+    return together("", title, [panel], ramp=Ramp(low=words(low), high=words(high)))
+
+
+def padded(values: Sequence[float], log: bool) -> tuple[float, float]:
+    """Returns the ends of an axis that holds the values, with some room."""
+
+    def scaled(y: float) -> float:
+        return math.log10(y) if log else y
+
+    ends = [scaled(y) for y in values] or [0.0, 1.0]
+    low, high = min(ends), max(ends)
+    pad = 0.06 * (high - low) or 0.5
+    low, high = low - pad, high + pad
+    return (10.0**low, 10.0**high) if log else (low, high)
 
 
 def nice_ticks(low: float, high: float, log: bool) -> list[float]:
-    """Returns about five round values between the ends (log10 of the ends where `log`)."""
+    """Returns about five round values between the ends."""
     if log:
-        decades = range(math.floor(low), math.floor(high) + 1)
+        first, last = math.log10(low), math.log10(high)
+        decades = range(math.floor(first), math.floor(last) + 1)
         for steps in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
             ticks = [m * 10.0**e for e in decades for m in steps]
-            ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+            ticks = [tick for tick in ticks if low <= tick <= high]
             if 3 <= len(ticks) <= 8:
                 return ticks
-        if high - low > 2:
+        if last - first > 2:
             return ticks[:: math.ceil(len(ticks) / 8)]
-    first, last = (10.0**low, 10.0**high) if log else (low, high)
-    raw = (last - first) / 4
+    raw = (high - low) / 4
     base = 10.0 ** math.floor(math.log10(raw))
-    step_size = min((m * base for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - raw))
-    start = math.ceil(first / step_size)
-    count = math.floor(last / step_size) - start + 1
-    return [(start + i) * step_size for i in range(count)]
+    step = min((m * base for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - raw))
+    start = math.ceil(low / step)
+    count = math.floor(high / step) - start + 1
+    return [(start + i) * step for i in range(count)]
 
 
-def rounded(value: float) -> float:
-    """Returns SVG units to two decimals: small files, and the same bytes everywhere."""
-    return round(value, 2)
+def _of(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    return alt.Chart(data_of(rows))
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Returns the words as an array of a Vega expression: foreign text stays text."""
+    return json.dumps([printable(word) for word in words])

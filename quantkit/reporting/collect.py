@@ -13,6 +13,7 @@ from quantkit.results import (
     AutoResult,
     Calibration,
     Curves,
+    Diagnosis,
     Export,
     ModelInfo,
     Ranges,
@@ -25,12 +26,23 @@ from quantkit.results import (
 )
 
 T = TypeVar("T")
-U = TypeVar("U", AutoResult, Stats, Ranges, Calibration, Sensitivity, Sweep, Export, TrainingResult)
+U = TypeVar(
+    "U",
+    AutoResult,
+    Stats,
+    Ranges,
+    Calibration,
+    Sensitivity,
+    Sweep,
+    Export,
+    TrainingResult,
+    Diagnosis,
+)
 
 FILE_NAMES: Final = (
     "stats.json", "ranges.json", "calibration.json", "sensitivity.json", "sweep.json",
     "export.json", "auto.json", "curves.jsonl", "training.json", "training-seeds.json",
-    "sweep-seeds.json",
+    "sweep-seeds.json", "diagnosis.json",
 )  # fmt: skip
 
 SEARCH_FOLDER: Final = "search"
@@ -74,6 +86,7 @@ class Run:
     trainings: tuple[Found[TrainingResult], ...] = ()
     seed_trainings: tuple[Found[TrainingResult], ...] = ()
     seed_sweeps: tuple[Found[Sweep], ...] = ()
+    diagnoses: tuple[Found[Diagnosis], ...] = ()
 
 
 def collect(run_folders: Sequence[Path]) -> Run:
@@ -125,6 +138,7 @@ def collect(run_folders: Sequence[Path]) -> Run:
         trainings=_read(files, "training.json", TrainingResult),
         seed_trainings=_read(files, "training-seeds.json", TrainingResult),
         seed_sweeps=_read(files, "sweep-seeds.json", Sweep),
+        diagnoses=_read(files, "diagnosis.json", Diagnosis),
     )
 
 

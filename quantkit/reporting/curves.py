@@ -9,21 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from quantkit.reporting.charts import (
-    COLOURS,
-    HeatMap,
-    Line,
-    LineChart,
-    Tick,
-    Value,
-    heat_map,
-    hues,
-    line_chart,
-)
+from quantkit.reporting.charts import Line, Value, heat_map, line_chart
 from quantkit.reporting.collect import Run
+from quantkit.reporting.drawing import Chart
+from quantkit.reporting.hues import hues
 from quantkit.reporting.text import NOT_AVAILABLE, Table, number
 from quantkit.results import Curves, CurveStep
 
@@ -37,7 +29,6 @@ _POINTS: Final = 200
 """Steps a line shows at most; `_MARKS` of them have a marker and a tooltip."""
 _MARKS: Final = 25
 _COLUMNS: Final = 60
-_TICK_WIDTH: Final = 64.0  # SVG units for a step's number
 _ROWS: Final = 12
 _TICKS: Final = 6
 FINE: Final = 10
@@ -145,7 +136,7 @@ def steps_table(run: Run) -> Table:
     )  # fmt: skip
 
 
-def line_charts(run: Run, *, with_loss: bool = True) -> tuple[LineChart, ...]:
+def line_charts(run: Run, *, with_loss: bool = True) -> tuple[Chart, ...]:
     """Returns max |logit|, inf-norm, kurtosis and, where it was noted, loss over the steps."""
     figures = (
         _Figure(title="Largest |attention logit|", label="max |logit|", of=_logit),
@@ -165,7 +156,7 @@ def line_charts(run: Run, *, with_loss: bool = True) -> tuple[LineChart, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 
-def _chart(run: Run, figure: _Figure) -> LineChart | None:
+def _chart(run: Run, figure: _Figure) -> Chart | None:
     """Returns the picture of one figure, or None where no step has it."""
     every = [step.step for found in run.curves for step in found.result.steps]
     if not every:
@@ -174,7 +165,7 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
     colours = list(dict.fromkeys([*hues(run), *names(run)]))  # a model keeps its hue
     lines = []
     for name, found in zip(names(run), run.curves, strict=True):
-        colour = colours.index(name) % COLOURS
+        colour = colours.index(name)
         values: dict[int | None, list[tuple[int, float]]] = {}
         for step in found.result.steps:
             for map_, value in figure.of(step).items():
@@ -190,13 +181,16 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
                 for step, value in _thinned(pairs, _POINTS)
             )
             style = 0 if map_ is None else (map_ - 1) % 4
-            lines.append(Line(name=label, colour=colour, style=style, values=drawn))
+            every_mark = math.ceil(len(drawn) / _MARKS) or 1
+            lines.append(
+                Line(name=label, colour=colour, style=style, values=drawn, marked=every_mark)
+            )
     shown = [v.y for line in lines for v in line.values if math.isfinite(v.y)]
     if not shown:
         return None
     # a logarithm where curves span more than a decade; a value of 0 or below has none
     log = min(shown) > 0 and max(shown) > 10 * min(shown)
-    chart = line_chart(
+    return line_chart(
         title=f"{figure.title} over the training",
         x_label="step",
         y_label=f"{figure.label}{' (log)' if log else ''}",
@@ -205,13 +199,6 @@ def _chart(run: Run, figure: _Figure) -> LineChart | None:
         ),
         lines=lines,
         log=log,
-    )
-    return replace(
-        chart,
-        series=tuple(
-            replace(s, marks=s.marks[:: math.ceil(len(s.marks) / _MARKS) or 1])
-            for s in chart.series
-        ),
     )
 
 
@@ -224,7 +211,7 @@ def step_axis(first: int, last: int) -> tuple[int, int, int]:
     return unit, start, math.ceil(FINE * (last - start) / unit) + 1
 
 
-def heat_maps(run: Run) -> tuple[HeatMap, ...]:
+def heat_maps(run: Run) -> tuple[Chart, ...]:
     """Returns layer x step maps of max |logit|, one a training and attention map, on one scale."""
     found_rows: dict[str, tuple[dict[int, list[tuple[int, float]]], list[int]]] = {}
     for name, found in zip(names(run), run.curves, strict=True):
@@ -272,16 +259,17 @@ def _heat_map(
     cells: dict[tuple[int, int], tuple[float, str]],
     steps: list[int],
     scale: tuple[float, float],
-) -> HeatMap:
+) -> Chart:
     first_of: dict[int, int] = {}
     for step, column in _column_of(steps).items():
         first_of.setdefault(column, step)
-    drawn = heat_map(f"Largest |attention logit| by layer and step: {name}", cells, scale=scale)
-    ticks: list[Tick] = []  # the columns' numbers become steps, which need more room
-    for tick in drawn.x_ticks:
-        if not ticks or tick.at - ticks[-1].at >= _TICK_WIDTH:
-            ticks.append(Tick(at=tick.at, text=f"{first_of[int(tick.text)]:,}"))
-    return replace(drawn, x_ticks=tuple(ticks))
+    return heat_map(
+        f"Largest |attention logit| by layer and step: {name}",
+        cells,
+        across="step",
+        column_names=[f"{first_of[column]:,}" for column in sorted(first_of)],
+        scale=scale,
+    )
 
 
 def _thinned(pairs: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:

@@ -18,13 +18,12 @@ _METRIC: Final = {"kl": "KL {} nats a token", "relative": "{} of the output's en
 def diagnosis_text(run_folder: Path, top: int = WORST) -> str:
     """Returns the findings, the costliest first, and the tensor at which the error begins."""
     found = read_json(run_folder / "diagnosis.json", Diagnosis)
-    total = _METRIC[found.metric].format(number(found.total))
     lines = [
         f"Diagnosis: {found.quantized_graph.source} against {found.float_graph.source}",
-        f"{found.data.sequences} samples; lost in all: {total}; {found.measured} of "
+        f"{found.data.sequences} samples; lost in all: {lost(found)}; {found.measured} of "
         f"{len(found.quantizers)} quantizers measured alone",
         *(f"WARNING: {line}" for line in found.warnings),
-        _begins(found),
+        begins(found),
         "What is broken comes first, then the largest share of all damages alone added up.",
         "",
     ]
@@ -52,7 +51,13 @@ def _wrapped(text: str) -> list[str]:
     )  # fmt: skip
 
 
-def _begins(found: Diagnosis) -> str:
+def lost(found: Diagnosis) -> str:
+    """Returns what the output loses, with its unit."""
+    return _METRIC[found.metric].format(number(found.total))
+
+
+def begins(found: Diagnosis) -> str:
+    """Returns where the graphs part, or the worst tensor where they part nowhere."""
     first = next((tensor for tensor in found.tensors if tensor.name == found.begins), None)
     if first is None:
         return f"the graphs part nowhere by 10 % or more; {_worst(found.tensors)}"

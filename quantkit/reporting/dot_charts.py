@@ -1,4 +1,4 @@
-"""The geometry of a dot chart: a value with its interval, one row a name."""
+"""Dot charts: a value with its interval, one row a name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantkit.reporting.charts import RIGHT, TOP, WIDTH, Tick, nice_ticks, rounded, tick_text
-from quantkit.reporting.text import clipped
+import altair as alt
 
-_LEFT, _BOTTOM = 176.0, 44.0
-_STEP, _GAP = 13.0, 11.0
-TICK_CHARACTER = 6.7
-"""Width of a character of a tick, in SVG units, about."""
+from quantkit.reporting.charts import TICK_FORMAT, nice_ticks, padded, quoted
+from quantkit.reporting.drawing import WIDTH, Chart, Key, Panel, data_of, together
+from quantkit.reporting.text import clipped, printable
+from quantkit.reporting.theme import LIGHT, hue
+
+_STEP, _GAP = 13, 11
+"""Pixels a model takes of a row, and between rows."""
 LABEL_CHARACTERS = 25
 """What the space left of the plot takes; a longer name loses its middle."""
 
@@ -31,48 +33,6 @@ class Dot:
     title: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DotMark:
-    """A dot and its whisker (`low` and `high` in SVG units, or None) and its tooltip."""
-
-    x: float
-    y: float
-    low: float | None
-    high: float | None
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DotSeries:
-    """The dots of one model."""
-
-    name: str
-    colour: int
-    style: int
-    marks: tuple[DotMark, ...]
-    hollow: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DotChart:
-    """A dot chart; `bands` are the tops and heights of every other row's background."""
-
-    title: str
-    x_label: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    bands: tuple[tuple[float, float], ...]
-    series: tuple[DotSeries, ...]
-    height: float
-    bottom: float
-    note: str = ""
-    rules: tuple[Tick, ...] = ()
-    width: float = WIDTH
-    left: float = _LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-
-
 def dot_chart(
     *,
     title: str,
@@ -80,78 +40,85 @@ def dot_chart(
     dots: Sequence[Dot],
     log: bool,
     rules: Sequence[tuple[float, str]] = (),
-) -> DotChart:
+    note: str = "",
+    name: str = "",
+) -> Chart:
     """Returns the picture, rows in the order of the dots; values that cannot be drawn are noted."""
 
     def drawable(x: float) -> bool:
         return math.isfinite(x) and (x > 0 or not log)
 
-    def scaled(x: float) -> float:
-        return math.log10(x) if log else x
-
     rows = list(dict.fromkeys(dot.row for dot in dots))
-    names = list(dict.fromkeys((dot.name, dot.colour, dot.style) for dot in dots))
+    keys = list(dict.fromkeys(_key(dot) for dot in dots))
     shown = [dot for dot in dots if drawable(dot.x)]
     reach = [x for dot in shown for x in (dot.x, dot.low, dot.high)] + [x for x, _ in rules]
-    ends = [scaled(x) for x in reach if drawable(x)] or [0.0, 1.0]
-    low, high = min(ends), max(ends)
-    pad = 0.06 * (high - low) or 0.5
-    low, high = low - pad, high + pad
-    tall = _STEP * len(names) + _GAP
-    bottom = TOP + tall * len(rows)
-
-    def to_x(x: float) -> float:
-        return rounded(_LEFT + (scaled(x) - low) / (high - low) * (WIDTH - RIGHT - _LEFT))
-
-    def mark(dot: Dot, lane: int) -> DotMark:
-        has_span = drawable(dot.low) and drawable(dot.high)
-        return DotMark(
-            x=to_x(dot.x),
-            y=rounded(TOP + rows.index(dot.row) * tall + _GAP / 2 + (lane + 0.5) * _STEP),
-            low=to_x(dot.low) if has_span else None,
-            high=to_x(dot.high) if has_span else None,
-            title=dot.title,
-        )
-
-    series = tuple(
-        DotSeries(
-            name=name,
-            colour=colour,
-            style=style,
-            marks=tuple(
-                mark(dot, lane) for dot in shown if (dot.name, dot.colour, dot.style) == key
-            ),
-        )
-        for lane, key in enumerate(names)
-        for name, colour, style in [key]
+    low, high = padded([x for x in reach if drawable(x)], log)
+    tall = _STEP * len(keys) + _GAP
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(
+            type="log" if log else "linear", domain=[low, high], nice=False, zero=False
+        ),
+        axis=alt.Axis(
+            title=x_label, values=nice_ticks(low, high, log), format=TICK_FORMAT, grid=True
+        ),
     )
+    # a row is a unit of the axis; its models stand in lanes within it
+    names = [printable(clipped(row, LABEL_CHARACTERS)) for row in rows]
+    y = alt.Y(
+        "y:Q",
+        scale=alt.Scale(domain=[len(rows), 0], nice=False, zero=False),
+        axis=alt.Axis(
+            title=None, grid=False, values=[i + 0.5 for i in range(len(rows))],
+            labelColor=LIGHT["ink"], labelOverlap=False,
+            labelExpr=f"{quoted(names)}"
+            "[floor(datum.value)]",
+        ),
+    )  # fmt: skip
+    layers = [
+        alt.Chart(data_of([{"y": i, "y2": i + 1} for i in range(0, len(rows), 2)]))
+        .mark_rect(fill=LIGHT["panel"], aria=False)
+        .encode(y=y, y2="y2:Q")
+    ]
+    for level, _words in rules:
+        layers.append(
+            alt.Chart(data_of([{"x": level}]))
+            .mark_rule(stroke=LIGHT["ink"], strokeDash=[5, 4], aria=False)
+            .encode(x=x)
+        )
+    for lane, key in enumerate(keys):
+        ink = hue(key.colour)
+        mine = [dot for dot in shown if _key(dot) == key]
+        at = (_GAP / 2 + (lane + 0.5) * _STEP) / tall
+        data = [
+            {"x": dot.x, "y": rows.index(dot.row) + at, "tip": printable(dot.title)} for dot in mine
+        ]
+        spans = [
+            {"x": dot.low, "x2": dot.high, "y": rows.index(dot.row) + at}
+            for dot in mine
+            if drawable(dot.low) and drawable(dot.high)
+        ]
+        layers.append(
+            alt.Chart(data_of(spans))
+            .mark_rule(stroke=ink, strokeWidth=1.4, strokeOpacity=0.7, aria=False)
+            .encode(x=x, x2="x2:Q", y=y)
+        )
+        layers.append(
+            alt.Chart(data_of(data))
+            .mark_point(shape=key.shape, size=46, fill=ink, stroke=ink, opacity=1)
+            .encode(x=x, y=y, description="tip:N")
+        )
     left_out = len(dots) - len(shown)
-    return DotChart(
-        title=title,
-        x_label=x_label,
-        x_ticks=_apart(
-            [Tick(at=to_x(x), text=tick_text(x)) for x in nice_ticks(low, high, log) if drawable(x)]
-        ),
-        y_ticks=tuple(
-            Tick(at=rounded(TOP + (i + 0.5) * tall), text=clipped(row, LABEL_CHARACTERS))
-            for i, row in enumerate(rows)
-        ),
-        bands=tuple((rounded(TOP + i * tall), tall) for i in range(0, len(rows), 2)),
-        series=series,
-        height=rounded(bottom + _BOTTOM),
-        bottom=rounded(bottom),
+    panel = Panel(
+        spec=alt.layer(*layers).properties(width=WIDTH - 80, height=tall * len(rows)),
+        words=f"{x_label}, a row each: {', '.join(rows)}; one marker each: "
+        f"{'; '.join(key.name for key in keys)}.",
+        rows=len(shown),
+        keys=tuple(keys),
         note=f"{left_out} values are not finite and not drawn." if left_out else "",
-        rules=tuple(Tick(at=to_x(x), text=words) for x, words in rules if drawable(x)),
     )
+    return together(name, title, [panel], note=note)
 
 
-def _apart(ticks: Sequence[Tick]) -> tuple[Tick, ...]:
-    """Returns the ticks whose words neither meet nor leave the picture."""
-    kept: list[Tick] = []
-    end = 0.0
-    for tick in ticks:
-        half = TICK_CHARACTER * len(tick.text) / 2
-        if tick.at - half >= end and tick.at + half <= WIDTH:
-            kept.append(tick)
-            end = tick.at + half + TICK_CHARACTER
-    return tuple(kept)
+def _key(dot: Dot) -> Key:
+    return Key(name=dot.name, colour=dot.colour, style=dot.style, has_line=False)

@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from quantkit.reporting.charts import (
-    COLOURS,
-    HeatMap,
-    Line,
-    LineChart,
-    Value,
-    heat_map,
-    hues,
-    line_chart,
-)
+from quantkit.reporting.charts import Line, Value, heat_map, line_chart
 from quantkit.reporting.collect import Run
+from quantkit.reporting.drawing import Chart
 from quantkit.reporting.groups import (
     EFFECTIVE,
     HIDDEN,
@@ -28,6 +20,7 @@ from quantkit.reporting.groups import (
     of_layers,
     top,
 )
+from quantkit.reporting.hues import hues
 from quantkit.reporting.outlier_tables import summaries
 from quantkit.reporting.text import number, quoted, share
 from quantkit.results import GroupStats, Stats
@@ -46,7 +39,7 @@ class _Point:
     high: float = math.nan
 
 
-def depth_charts(run: Run) -> tuple[LineChart, ...]:
+def depth_charts(run: Run) -> tuple[Chart, ...]:
     """Returns top-1, 2, 3 and median of |hidden state| by layer, one picture a token class."""
     models = summaries(run)
     found = []
@@ -65,7 +58,7 @@ def depth_charts(run: Run) -> tuple[LineChart, ...]:
     return tuple(chart for chart in found if chart is not None)
 
 
-def entropy_chart(run: Run) -> LineChart | None:
+def entropy_chart(run: Run) -> Chart | None:
     """Returns the entropy of attention by layer: mean over heads, whiskers from end to end."""
     lines = []
     for name, stats in summaries(run):
@@ -104,7 +97,7 @@ def _over_heads(
     ]
 
 
-def lambda_chart(run: Run) -> LineChart | None:
+def lambda_chart(run: Run) -> Chart | None:
     """Returns lambda, row sums and negative share by layer of the differential models."""
     lines = []
     for name, stats in summaries(run):
@@ -131,7 +124,7 @@ def _by_layer(
     lines: list[tuple[str, str, int, list[_Point]]],
     *,
     log: bool = False,
-) -> LineChart | None:
+) -> Chart | None:
     """Returns a picture of (model, what, style, points) over the layers, or None without any."""
     layers = sorted({point.layer for *_, points in lines for point in points})
     if not layers:
@@ -146,7 +139,7 @@ def _by_layer(
         lines=[
             Line(
                 name=f"{model}, {what}",
-                colour=models.index(model) % COLOURS,
+                colour=models.index(model),
                 style=style,
                 values=tuple(
                     Value(
@@ -173,7 +166,7 @@ def _tooltip(model: str, what: str, point: _Point) -> str:
     return f"{text} [{number(point.low)}, {number(point.high)}]"
 
 
-def heat_maps(run: Run) -> tuple[HeatMap, ...]:
+def heat_maps(run: Run) -> tuple[Chart, ...]:
     """Returns layer x head maps: max |logit| of each attention map, then the sink rate."""
     found = []
     for name, stats in summaries(run):

@@ -11,9 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from quantkit.recipe import UNQUANTIZED_BITS
-from quantkit.reporting.blocks import PANEL_HEIGHT, PANEL_WIDTH, Panels
-from quantkit.reporting.charts import COLOURS, Line, LineChart, Value, hues, line_chart
+from quantkit.reporting.charts import Line, Value, line_panel
+from quantkit.reporting.drawing import (
+    SMALL_HEIGHT,
+    SMALL_WIDTH,
+    WIDTH,
+    Chart,
+    Panel,
+    slug,
+    together,
+)
 from quantkit.reporting.groups import HIDDEN, LOGIT
+from quantkit.reporting.hues import hues
 from quantkit.reporting.outlier_tables import figures_of
 from quantkit.reporting.pair_chance import guess_note
 from quantkit.reporting.pair_groups import Pair
@@ -47,10 +56,10 @@ _POINTS: Final = ((LOGIT, "attention logits"), (HIDDEN, "hidden states"))
 def colours_of(pair: Pair) -> dict[str, int]:
     """Returns model -> hue, the same as in all pictures."""
     order = hues(pair.run)
-    return {model: order.index(model) % COLOURS for model in pair.models}
+    return {model: order.index(model) for model in pair.models}
 
 
-def outlier_panels(pair: Pair) -> Panels:
+def outlier_chart(pair: Pair) -> Chart:
     """Returns Table 5 as two pictures: |x| at each rank, of both models and of the paper's."""
     colours = colours_of(pair)
     names = [*(f"top-{rank}" for rank in TOP_RANKS), "median"]
@@ -78,15 +87,16 @@ def outlier_panels(pair: Pair) -> Panels:
             )
             for name, colour, style, figures in found
         ]
-        charts.append(_panel(words, "rank", "|x| (log)", names, lines, log=True, width=480.0))
-    return Panels(title="Largest magnitudes: the paper's Table 5", charts=tuple(charts), note=NOTE)
+        charts.append(_panel(words, "rank", "|x| (log)", names, lines, log=True, width=WIDTH))
+    title = "Largest magnitudes: the paper's Table 5"
+    return together("pair-outliers", title, charts, note=NOTE)
 
 
 def _paper_colour(pair: Pair, model: str) -> int:
     return colours_of(pair)[pair.baseline if model == BASELINE else pair.diff]
 
 
-def bit_panels(pair: Pair, one: Measured, *, with_paper: bool = False) -> Panels | None:
+def bit_chart(pair: Pair, one: Measured, *, with_paper: bool = False) -> Chart | None:
     """Returns Figure 8's layout of one task: a picture a granularity, a line a model.
 
     `with_paper`: the paper's own stands behind them, marked as the paper's.
@@ -135,15 +145,14 @@ def bit_panels(pair: Pair, one: Measured, *, with_paper: bool = False) -> Panels
         )
     said = guess_note(pair, one)
     notes = [*([said] if said else []), "Bars are 95 % intervals."]
-    notes += [chart.note for chart in charts if chart.note][:1]
     if with_paper:
-        charts.append(paper_chart(pair))
+        charts.append(paper_panel(pair))
         notes.append(FIGURE_8_NOTE)
     title = f"{one.words} against bits of the attention logits"
-    return Panels(title=title, charts=tuple(charts), note=" ".join(notes))
+    return together(f"pair-bits-{slug(one.task)}", title, charts, note=" ".join(notes))
 
 
-def paper_chart(pair: Pair) -> LineChart:
+def paper_panel(pair: Pair) -> Panel:
     """Returns the paper's Figure 8, marked as the paper's."""
     lines = [
         Line(
@@ -171,7 +180,7 @@ def paper_chart(pair: Pair) -> LineChart:
     )
 
 
-def mass_panels(pair: Pair) -> Panels | None:
+def mass_chart(pair: Pair) -> Chart | None:
     """Returns attention to the answer and to noise by depth of the needle, or None."""
     colours = colours_of(pair)
     charts = []
@@ -197,13 +206,11 @@ def mass_panels(pair: Pair) -> Panels | None:
         if depths:
             names = [str(depth) for depth in depths]
             title = f"attention to {'the answer' if part == 'answer' else part}"
-            charts.append(_panel(title, "depth, %", "mass", names, lines, width=480.0))
+            charts.append(_panel(title, "depth, %", "mass", names, lines, width=WIDTH))
     if not charts:
         return None
-    return Panels(
-        title="Where the models look: the paper's Table 3", charts=tuple(charts),
-        note=RETRIEVAL_NOTE,
-    )  # fmt: skip
+    title = "Where the models look: the paper's Table 3"
+    return together("pair-attention", title, charts, note=RETRIEVAL_NOTE)
 
 
 def _by_depth(
@@ -222,7 +229,7 @@ def _by_depth(
     )
 
 
-def lambda_panels(pair: Pair) -> Panels | None:
+def lambda_chart(pair: Pair) -> Chart | None:
     """Returns lambda by layer beside what it started from, or None without lambdas."""
     layers = pair.stats[1].differential
     if not layers:
@@ -245,8 +252,8 @@ def lambda_panels(pair: Pair) -> Panels | None:
     ]
     step = max(1, math.ceil(len(layers) / 12))
     names = [str(layer.layer) if i % step == 0 else "" for i, layer in enumerate(layers)]
-    chart = _panel("lambda by layer", "layer", "lambda", names, lines)
-    return Panels(title=f"lambda of {pair.diff}", charts=(chart,))
+    panel = _panel("lambda by layer", "layer", "lambda", names, lines)
+    return together("pair-lambda", f"lambda of {pair.diff}", [panel])
 
 
 def _panel(
@@ -259,9 +266,9 @@ def _panel(
     log: bool = False,
     reach: Sequence[float] = (),
     rules: Sequence[tuple[float, str]] = (),
-    width: float = PANEL_WIDTH,
-) -> LineChart:
-    return line_chart(
+    width: int = SMALL_WIDTH,
+) -> Panel:
+    return line_panel(
         title=title,
         x_label=x_label,
         y_label=y_label,
@@ -271,5 +278,5 @@ def _panel(
         rules=rules,
         reach=reach,
         width=width,
-        height=PANEL_HEIGHT,
+        height=SMALL_HEIGHT,
     )

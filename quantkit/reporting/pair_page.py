@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from quantkit.reporting.blocks import Block, Figure, Panels, Section
+from quantkit.reporting.blocks import Block, Section
 from quantkit.reporting.collect import Run
+from quantkit.reporting.drawing import Chart
 from quantkit.reporting.outlier_tables import topk_table
 from quantkit.reporting.pair_chance import counts
-from quantkit.reporting.pair_charts import (
-    bit_panels,
-    lambda_panels,
-    mass_panels,
-    outlier_panels,
-)
+from quantkit.reporting.pair_charts import bit_chart, lambda_chart, mass_chart, outlier_chart
 from quantkit.reporting.pair_groups import Pair
 from quantkit.reporting.pair_seeds import seed_tables, swept_table
 from quantkit.reporting.pair_tables import (
@@ -22,9 +18,8 @@ from quantkit.reporting.pair_tables import (
     mass_table,
     needles_table,
 )
-from quantkit.reporting.pictures import slug
 from quantkit.reporting.text import Table
-from quantkit.reporting.training_charts import growth_panels, loss_panels
+from quantkit.reporting.training_charts import growth_chart, loss_chart
 from quantkit.reporting.training_groups import arm_colours
 from quantkit.reporting.training_tables import (
     corpus_table,
@@ -43,12 +38,12 @@ def pair_sections(pair: Pair) -> tuple[Section, ...]:
         blocks=(
             Block(
                 title="Largest magnitudes",
-                figures=_figures(("pair-outliers", outlier_panels(pair))),
+                charts=(outlier_chart(pair),),
                 tables=(topk_table(pair.run, paper=True),),
             ),
             *_block(
                 "lambda",
-                _figures(("pair-lambda", lambda_panels(pair))),
+                _drawn(lambda_chart(pair)),
                 lambda_table(pair),
             ),
         ),
@@ -69,7 +64,7 @@ def pair_sections(pair: Pair) -> tuple[Section, ...]:
             *_block("Needles", (), needles_table(pair)),
             *_block(
                 "Attention",
-                _figures(("pair-attention", mass_panels(pair))),
+                _drawn(mass_chart(pair)),
                 mass_table(pair),
             ),
         ),
@@ -87,20 +82,14 @@ def _tasks(pair: Pair) -> list[Block]:
     shown.sort(key=lambda one: not counts(pair, one))
     able = [one for one in shown if one.is_share and counts(pair, one)]
     beside = [*able, *shown][:1]
-    names: list[str] = []
-    blocks = []
-    for one in shown:
-        name = f"pair-bits-{slug(one.task)}"
-        names.append(name if name not in names else f"{name}-{len(names) + 1}")
-        panels = bit_panels(pair, one, with_paper=one in beside)
-        blocks.append(
-            Block(
-                title=one.words,
-                figures=_figures((names[-1], panels)),
-                tables=() if one.task in pair.needles else _filled(bits_table(pair, one)),
-            )
+    return [
+        Block(
+            title=one.words,
+            charts=_drawn(bit_chart(pair, one, with_paper=one in beside)),
+            tables=() if one.task in pair.needles else _filled(bits_table(pair, one)),
         )
-    return blocks
+        for one in shown
+    ]
 
 
 def training_sections(run: Run) -> tuple[Section, ...]:
@@ -116,12 +105,12 @@ def training_sections(run: Run) -> tuple[Section, ...]:
             for block in (
                 Block(
                     title=result.name,
-                    figures=_figures((f"training-loss{_nth(i)}", loss_panels(result, colours))),
+                    charts=_drawn(loss_chart(f"training-loss{_nth(i)}", result, colours)),
                     tables=(models_table(result), *_filled(corpus_table(result))),
                 ),
                 *_block(
                     "Growth of outliers",
-                    _figures((f"training-growth{_nth(i)}", growth_panels(result, colours))),
+                    _drawn(growth_chart(f"training-growth{_nth(i)}", result, colours)),
                 ),
             )
         ),
@@ -140,9 +129,9 @@ def training_sections(run: Run) -> tuple[Section, ...]:
             *(
                 Block(
                     title=result.name,
-                    figures=_figures(
-                        (f"training-seeds-loss{_nth(i)}", loss_panels(result, colours)),
-                        (f"training-seeds-growth{_nth(i)}", growth_panels(result, colours)),
+                    charts=_drawn(
+                        loss_chart(f"training-seeds-loss{_nth(i)}", result, colours),
+                        growth_chart(f"training-seeds-growth{_nth(i)}", result, colours),
                     ),
                 )
                 for i, result in enumerate(small)
@@ -163,17 +152,17 @@ def _nth(index: int) -> str:
     return "" if index == 0 else f"-{index + 1}"
 
 
-def _figures(*named: tuple[str, Panels | None]) -> tuple[Figure, ...]:
-    return tuple(Figure(name=name, panels=panels) for name, panels in named if panels is not None)
+def _drawn(*charts: Chart | None) -> tuple[Chart, ...]:
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def _filled(*tables: Table) -> tuple[Table, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def _block(title: str, figures: tuple[Figure, ...], *tables: Table) -> tuple[Block, ...]:
+def _block(title: str, charts: tuple[Chart, ...], *tables: Table) -> tuple[Block, ...]:
     """Returns the block, or nothing where nothing is in it."""
     filled = _filled(*tables)
-    if not figures and not filled:
+    if not charts and not filled:
         return ()
-    return (Block(title=title, figures=figures, tables=filled),)
+    return (Block(title=title, charts=charts, tables=filled),)

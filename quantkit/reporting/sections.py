@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from quantkit.reporting import (
@@ -23,42 +24,42 @@ from quantkit.reporting import (
     tables,
     weight_tables,
 )
+from quantkit.reporting.against import against_section
 from quantkit.reporting.blocks import Section
-from quantkit.reporting.collect import Run, everything
+from quantkit.reporting.collect import Run
+from quantkit.reporting.diagnosis_tables import diagnosis_section
 from quantkit.reporting.pair_groups import Pair, pair_of
 from quantkit.reporting.pair_page import pair_sections, training_sections
-from quantkit.reporting.pair_verdict import pair_verdict, training_verdict
+from quantkit.reporting.pareto_charts import pareto_charts
+from quantkit.reporting.provenance import commands_table
+from quantkit.reporting.surface_charts import surface_charts
 from quantkit.reporting.text import Table
-from quantkit.reporting.training_groups import trainings
-from quantkit.reporting.verdict import stage_verdicts, verdict
 
 _MOST_ROWS: Final = 24
 """Rows of paired differences, and of seeds, beyond which such a table is folded."""
 
 
-def opening(run: Run) -> tuple[str, ...]:
-    """Returns the sentences that the page opens with."""
-    pair = pair_of(run)
-    if pair is not None:
-        return (*pair_verdict(pair, run), *stage_verdicts(run))
-    if not everything(run) and trainings(run):
-        return training_verdict(run)
-    return verdict(run)
-
-
-def sections(run: Run) -> tuple[Section, ...]:
+def sections(
+    run: Run, folders: tuple[Path, ...] = (), earlier: Run | None = None
+) -> tuple[Section, ...]:
     """Returns the sections from top to bottom.
 
-    A pair's come first, and then what says the same is left out below; what was not measured is
-    said unless a pair or a training is what the page is about.
+    What changed against an `earlier` run comes first, then a pair, and what says the same is left
+    out below. What was not measured is said where statistics or a sweep are what the page is about.
     """
     pair = pair_of(run)
-    first = (*(pair_sections(pair) if pair else ()), *training_sections(run))
-    rest = _stages(run, pair)
-    return (*first, *(s for s in rest if not (first and s.is_empty)))
+    first = (
+        *(() if earlier is None else (against_section(run, earlier),)),
+        *(pair_sections(pair) if pair else ()),
+        *training_sections(run),
+        *((diagnosis_section(run),) if run.diagnoses else ()),
+    )
+    rest = _stages(run, pair, folders)
+    has_stats = bool(run.stats or run.sweeps)
+    return (*first, *(s for s in rest if (has_stats and not first) or not s.is_empty))
 
 
-def _stages(run: Run, pair: Pair | None) -> tuple[Section, ...]:
+def _stages(run: Run, pair: Pair | None, folders: tuple[Path, ...]) -> tuple[Section, ...]:
     sections = (
         _outliers(run, pair),
         _bits(run, pair),
@@ -77,6 +78,7 @@ def _stages(run: Run, pair: Pair | None) -> tuple[Section, ...]:
                 *(note for found in run.searches for note in auto_tables.auto_notes(found.result)),
                 *export_tables.notes(run),
             ),
+            charts=pareto_charts(run),
             folded=_filled(export_tables.kept_table(run), export_tables.smoothed_table(run)),
         ),
         _calibration(run),
@@ -85,6 +87,7 @@ def _stages(run: Run, pair: Pair | None) -> tuple[Section, ...]:
             name="provenance",
             title="Provenance",
             tables=_filled(
+                commands_table(folders),
                 tables.provenance_table(run),
                 sweep_tables.task_table(run),
                 tables.environment_table(run),
@@ -115,9 +118,13 @@ def _outliers(run: Run, pair: Pair | None) -> Section:
             point_tables.points_table(run),
         ),
         missing="No stats.json was found. `quantkit stats MODEL` writes it.",
-        lines=(*outlier_charts.depth_charts(run), *(line for line in lines if line is not None)),
-        heats=outlier_charts.heat_maps(run),
-        channels=channel_charts.channel_charts(run),
+        charts=(
+            *outlier_charts.heat_maps(run),
+            *outlier_charts.depth_charts(run),
+            *surface_charts(run),
+            *(line for line in lines if line is not None),
+            *channel_charts.channel_charts(run),
+        ),
         notes=point_tables.sampling_notes(run),
         folded=(
             *point_tables.head_tables(run),
@@ -146,8 +153,10 @@ def _bits(run: Run, pair: Pair | None) -> Section:
             *(table for table in long if table not in folded),
         ),
         missing="No sweep.json was found. `quantkit sweep MODEL` writes it.",
-        lines=sweep_charts.sweep_charts(run, with_bits=pair is None),
-        dots=sweep_charts.recipe_charts(run),
+        charts=(
+            *sweep_charts.sweep_charts(run, with_bits=pair is None),
+            *sweep_charts.recipe_charts(run),
+        ),
         notes=sweep_tables.notes(run),
         folded=_filled(
             *((*bits, masses) if pair else ()),
@@ -173,8 +182,10 @@ def _calibration(run: Run) -> Section:
         ),
         missing="No ranges.json and no calibration.json was found. `quantkit calibrate MODEL` "
         "writes both.",
-        lines=calibration_charts.stability_charts(run),
-        histograms=calibration_charts.histogram_groups(run),
+        charts=(
+            *calibration_charts.histogram_charts(run),
+            *calibration_charts.stability_charts(run),
+        ),
         notes=calibration_notes.notes(run),
         folded=_filled(
             *calibration_tables.method_tables(run),
@@ -193,7 +204,7 @@ def _sensitivity(run: Run) -> Section:
         tables=_filled(sensitivity_tables.worst_table(run), sensitivity_tables.kept_table(run)),
         missing="No sensitivity.json was found. `quantkit sensitivity MODEL --ranges RUN` writes "
         "it.",
-        lines=sensitivity_charts.kept_charts(run),
+        charts=(*sensitivity_charts.ranking_charts(run), *sensitivity_charts.kept_charts(run)),
         notes=sensitivity_tables.notes(run),
         folded=_filled(*sensitivity_tables.keep_tables(run), *sensitivity_tables.other_tables(run)),
     )
@@ -208,9 +219,7 @@ def _training(run: Run) -> tuple[Section, ...]:
         name="training",
         title="Training, batch by batch" if is_told else "Training",
         tables=(curves.summary_table(run), *_filled(curves.steps_table(run))),
-        lines=curves.line_charts(run, with_loss=not is_told),
-        heats=curves.heat_maps(run),
-        across="step",
+        charts=(*curves.line_charts(run, with_loss=not is_told), *curves.heat_maps(run)),
     )
     return (section,)
 

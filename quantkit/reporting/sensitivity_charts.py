@@ -1,20 +1,64 @@
-"""The picture of what remains of the error when the worst units stay in float."""
+"""The pictures of a ranking: what each of the worst units costs, and what remains without them."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-from quantkit.reporting.charts import COLOURS, Line, LineChart, Value, line_chart
+from quantkit.reporting.charts import Line, Value, line_chart
 from quantkit.reporting.collect import Run
-from quantkit.reporting.sensitivity_tables import points, sensitivities
+from quantkit.reporting.dot_charts import Dot, dot_chart
+from quantkit.reporting.drawing import Chart
+from quantkit.reporting.sensitivity_tables import points, sensitivities, worst_first
 from quantkit.reporting.text import number, share
 
 _FINE: Final = 60  # slots of the axis, which is logarithmic but for 0
+_UNITS: Final = 20
 _STYLES: Final = 3  # the fourth marks the targets
 
 
-def kept_charts(run: Run) -> tuple[LineChart, ...]:
+def ranking_charts(run: Run) -> tuple[Chart, ...]:
+    """Returns the KL of the worst units of each ranking, alone in low precision, with 95 % bars."""
+    found = []
+    for name, ranking in sensitivities(run):
+        rows = worst_first(ranking)[:_UNITS]
+        points = list(dict.fromkeys(row.point for row in ranking.rows))
+        dots = []
+        for row in rows:
+            is_alone = not math.isnan(row.enable_one_kl)
+            kl = row.enable_one_kl if is_alone else row.removed_frac * ranking.total_kl
+            spread = (
+                row.enable_one_stderr if is_alone else row.removed_stderr_frac * ranking.total_kl
+            )
+            dots.append(
+                Dot(
+                    row=row.name,
+                    name=row.point,
+                    colour=points.index(row.point),
+                    style=points.index(row.point),
+                    x=kl,
+                    low=kl - 1.96 * spread,
+                    high=kl + 1.96 * spread,
+                    title=f"{row.name} ({row.point}), rank {row.rank}: KL {number(kl)} "
+                    f"+- {number(spread, 2)} nats a token",
+                )
+            )
+        how = "alone" if all(not math.isnan(row.enable_one_kl) for row in rows) else "removed"
+        if len(dots) > 1:
+            found.append(
+                dot_chart(
+                    name="sensitivity-ranking",
+                    title=f"What the {len(dots)} worst units cost: {name}",
+                    x_label=f"KL, nats a token ({how})",
+                    dots=dots,
+                    log=False,
+                    note="Bars are 1.96 standard errors over blocks.",
+                )
+            )
+    return tuple(found)
+
+
+def kept_charts(run: Run) -> tuple[Chart, ...]:
     """Returns the picture, one line a ranking and one a target; none where nothing was tried."""
     rankings = [(name, found) for name, found in sensitivities(run) if found.kept]
     counts = sorted({point.units for _, found in rankings for point in points(found)})
@@ -36,7 +80,7 @@ def kept_charts(run: Run) -> tuple[LineChart, ...]:
             )
             for point in points(found)
         )
-        lines.append(Line(name=name, colour=i % COLOURS, style=i % _STYLES, values=values))
+        lines.append(Line(name=name, colour=i, style=i % _STYLES, values=values))
     targets = dict.fromkeys(found.target_frac for _, found in rankings)
     for i, target in enumerate(targets, start=len(rankings)):
         ends = tuple(
@@ -44,7 +88,7 @@ def kept_charts(run: Run) -> tuple[LineChart, ...]:
             for units in (0, counts[-1])
         )
         name = f"target: {share(target)}"
-        lines.append(Line(name=name, colour=i % COLOURS, style=_STYLES, values=ends))
+        lines.append(Line(name=name, colour=i, style=_STYLES, values=ends))
     names = [""] * _FINE
     for units in counts:
         at = round(slot(units))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from quantkit.recipe import LOGIT_GRANULARITIES
-from quantkit.reporting.charts import COLOURS, Line, LineChart, Value, hues, line_chart
+from quantkit.reporting.charts import Line, Value, line_chart
 from quantkit.reporting.collect import Run
-from quantkit.reporting.dot_charts import Dot, DotChart, dot_chart
+from quantkit.reporting.dot_charts import Dot, dot_chart
+from quantkit.reporting.drawing import Chart, slug
+from quantkit.reporting.hues import hues
 from quantkit.reporting.sweep_groups import CHANCE_MARK, LEVEL_MARK, OPEN_MARK, Measured
 from quantkit.reporting.sweep_rows import FLOAT, BitRow, bit_rows, other_cells
 from quantkit.reporting.sweep_seeds import by_group
@@ -28,7 +29,7 @@ _MARKERS: Final = 4
 _METRIC: Final = 16  # characters that the axis has room for
 
 
-def sweep_charts(run: Run, *, with_bits: bool = True) -> tuple[LineChart, ...]:
+def sweep_charts(run: Run, *, with_bits: bool = True) -> tuple[Chart, ...]:
     """Returns a picture of the first metric against the bits for every task.
 
     One more for each recipe of other parts that logits were quantized beside; without `with_bits`
@@ -37,7 +38,7 @@ def sweep_charts(run: Run, *, with_bits: bool = True) -> tuple[LineChart, ...]:
     return tuple(chart for (_, rest), chart in named_charts(run) if with_bits or rest)
 
 
-def named_charts(run: Run) -> tuple[tuple[tuple[str, str], LineChart], ...]:
+def named_charts(run: Run) -> tuple[tuple[tuple[str, str], Chart], ...]:
     """Returns the pictures with (task, other parts of the recipe, "" for none)."""
     colours = hues(run)
     found = []
@@ -51,7 +52,7 @@ def named_charts(run: Run) -> tuple[tuple[tuple[str, str], LineChart], ...]:
     return tuple(found)
 
 
-def _bits(one: Measured, rows: Sequence[BitRow], beside: str, colours: list[str]) -> LineChart:
+def _bits(one: Measured, rows: Sequence[BitRow], beside: str, colours: list[str]) -> Chart:
     bits = widths(rows)
     scales = list(dict.fromkeys(row.scale for row in rows))
     known: list[str] = list(LOGIT_GRANULARITIES)
@@ -77,13 +78,14 @@ def _bits(one: Measured, rows: Sequence[BitRow], beside: str, colours: list[str]
         lines.append(
             Line(
                 name=f"{row.model}, {row.scale}",
-                colour=colours.index(_hue(one, row.cells.values())) % COLOURS,
+                colour=colours.index(_hue(one, row.cells.values())),
                 style=style,
                 values=tuple(values),
                 hollow=hollow,
             )
         )
-    chart = line_chart(
+    return line_chart(
+        name=f"sweep-{slug(one.task)}{f'-{slug(beside)}' if beside else ''}",
         title=f"{one.words} against bits of the attention logits"
         + (f" ({beside} beside)" if beside else ""),
         x_label="bits (16 = not quantized)",
@@ -92,16 +94,16 @@ def _bits(one: Measured, rows: Sequence[BitRow], beside: str, colours: list[str]
         lines=lines,
         log=one.is_logarithmic,
         rules=_chances(row.cells[width] for row in rows for width in row.cells),
+        note=_note(one),
     )
-    return replace(chart, note=_note(one, chart.note))
 
 
-def recipe_charts(run: Run) -> tuple[DotChart, ...]:
+def recipe_charts(run: Run) -> tuple[Chart, ...]:
     """Returns a dot chart of the other recipes for every task that has two or more."""
     return tuple(chart for _, chart in named_recipe_charts(run))
 
 
-def named_recipe_charts(run: Run) -> tuple[tuple[str, DotChart], ...]:
+def named_recipe_charts(run: Run) -> tuple[tuple[str, Chart], ...]:
     """Returns the dot charts with their tasks."""
     colours = hues(run)
     found = []
@@ -115,7 +117,7 @@ def named_recipe_charts(run: Run) -> tuple[tuple[str, DotChart], ...]:
             Dot(
                 row="float" if cell.recipe == FLOAT else cell.recipe,
                 name=cell.model,
-                colour=colours.index(_hue(one, [cell])) % COLOURS,
+                colour=colours.index(_hue(one, [cell])),
                 style=models.index(cell.model) % _MARKERS,
                 x=cell.value,
                 low=cell.ci_low,
@@ -125,13 +127,15 @@ def named_recipe_charts(run: Run) -> tuple[tuple[str, DotChart], ...]:
             for cell in sorted(cells, key=lambda cell: recipes.index(cell.recipe))
         ]
         chart = dot_chart(
+            name=f"sweep-{slug(one.task)}-recipes",
             title=f"{one.words} of other recipes",
             x_label=f"{axis_words(one)}{' (log)' if one.is_logarithmic else ''}",
             dots=dots,
             log=one.is_logarithmic,
             rules=_chances(cells),
+            note=_note(one),
         )
-        found.append((one.task, replace(chart, note=_note(one, chart.note))))
+        found.append((one.task, chart))
     return tuple(found)
 
 
@@ -155,15 +159,14 @@ def _words(one: Measured, cell: Cell) -> str:
     return text + marks.get(one.mark(cell), "")
 
 
-def _note(one: Measured, note: str) -> str:
-    """Returns what the marks are, before the chart's own note."""
-    words = "Bars are 95 % intervals."
+def _note(one: Measured) -> str:
+    """Returns what the marks are."""
     if one.is_pooled:
-        words = (
+        return (
             "Seeds are drawn by their mean: bars are 95 % intervals of one seed's sampling error, "
             "bands along lines go from the lowest seed to the highest."
         )
-    return f"{words} {note}".rstrip()
+    return "Bars are 95 % intervals."
 
 
 def axis_words(one: Measured) -> str:

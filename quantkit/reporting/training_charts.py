@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from quantkit.reporting.blocks import PANEL_HEIGHT, PANEL_WIDTH, Panels
-from quantkit.reporting.charts import COLOURS, HEIGHT, Line, LineChart, Value, line_chart
+from quantkit.reporting.charts import Line, Value, line_panel
 from quantkit.reporting.curves import FINE, step_axis
+from quantkit.reporting.drawing import (
+    HEIGHT,
+    SMALL_HEIGHT,
+    SMALL_WIDTH,
+    Chart,
+    Panel,
+    together,
+)
 from quantkit.reporting.text import number
 from quantkit.reporting.training_groups import Grown, by_arm, figures
 from quantkit.results import TrainingResult
@@ -23,15 +29,18 @@ _POINTS: Final = 240
 """Of a line of losses, about; a stretch of more steps is drawn by its mean."""
 _MARKS: Final = 25
 """Of them, those with a marker and a tooltip."""
-_WIDE: Final = 900.0
+_WIDE: Final = 820
 _TICKS_APART: Final = 2
 """A small picture names every other step of the axis."""
 
 _Points = Sequence[tuple[int, float]]
 
 
-def loss_panels(result: TrainingResult, colours: Mapping[str, int]) -> Panels | None:
-    """Returns the training loss of every arm over the steps, or None without a loss."""
+def loss_chart(name: str, result: TrainingResult, colours: Mapping[str, int]) -> Chart | None:
+    """Returns the training loss of every arm over the steps, or None without a loss.
+
+    `name` is the picture's.
+    """
     arms = {
         arm: {m.seed: [(p.step, p.loss) for p in m.losses] for m in models if m.losses}
         for arm, models in by_arm(result).items()
@@ -42,29 +51,33 @@ def loss_panels(result: TrainingResult, colours: Mapping[str, int]) -> Panels | 
     axis = step_axis(0, max(steps))
     lines: list[Line] = []
     for arm, seeds in arms.items():
-        colour = colours[arm] % COLOURS
+        colour = colours[arm]
         many = len(seeds) > 1
         for index, (seed, points) in enumerate(seeds.items()):
-            name = "" if many and index else (f"{arm}, each seed" if many else arm)
+            words = "" if many and index else (f"{arm}, each seed" if many else arm)
             values = _values(_thinned(points), axis, f"{arm}, seed {seed}")
-            lines.append(Line(name=name, colour=colour, style=0, values=values, thin=many))
+            lines.append(
+                Line(
+                    name=words, colour=colour, style=0, values=values, thin=many,
+                    marked=0 if many else _every(values),
+                )
+            )  # fmt: skip
         if many:
             mean = [(s, fmean(values)) for s, values in _common([*seeds.values()]).items()]
-            name = f"{arm}, mean of {len(seeds)} seeds"
-            values = _values(_thinned(mean), axis, name)
-            lines.append(Line(name=name, colour=colour, style=0, values=values))
-    chart = _chart(
-        "Training loss", "nats a token", lines, axis, log=False, width=_WIDE, height=HEIGHT
-    )
-    series = tuple(
-        replace(s, marks=() if s.thin else s.marks[:: math.ceil(len(s.marks) / _MARKS) or 1])
-        for s in chart.series
-    )
-    chart = replace(chart, series=series)
-    return Panels(title=f"Training loss: {result.name}", charts=(chart,), note=chart.note)
+            words = f"{arm}, mean of {len(seeds)} seeds"
+            values = _values(_thinned(mean), axis, words)
+            lines.append(
+                Line(name=words, colour=colour, style=0, values=values, marked=_every(values))
+            )
+    panel = _panel("", "nats a token", lines, axis, log=False, width=_WIDE, height=HEIGHT)
+    return together(name, f"Training loss: {result.name}", [panel])
 
 
-def growth_panels(result: TrainingResult, colours: Mapping[str, int]) -> Panels | None:
+def _every(values: Sequence[Value]) -> int:
+    return math.ceil(len(values) / _MARKS) or 1
+
+
+def growth_chart(name: str, result: TrainingResult, colours: Mapping[str, int]) -> Chart | None:
     """Returns a small picture for each figure that was measured on the way, or None."""
     charts = [_growth(result, figure, colours) for figure in figures(result)]
     drawn = tuple(chart for chart in charts if chart is not None)
@@ -73,10 +86,10 @@ def growth_panels(result: TrainingResult, colours: Mapping[str, int]) -> Panels 
     several = any(len(models) > 1 for models in by_arm(result).values())
     note = "Measured on the same held-out rows at every step."
     note += " Lines are means over seeds, bands go from the lowest to the highest." * several
-    return Panels(title=f"Growth over the training: {result.name}", charts=drawn, note=note)
+    return together(name, f"Growth over the training: {result.name}", drawn, note=note)
 
 
-def _growth(result: TrainingResult, figure: Grown, colours: Mapping[str, int]) -> LineChart | None:
+def _growth(result: TrainingResult, figure: Grown, colours: Mapping[str, int]) -> Panel | None:
     found: dict[str, dict[int, list[float]]] = {}
     for arm, models in by_arm(result).items():
         seeds = [[(m.step, figure.of(m)) for m in model.measurements] for model in models]
@@ -92,7 +105,7 @@ def _growth(result: TrainingResult, figure: Grown, colours: Mapping[str, int]) -
     lines = [
         Line(
             name=arm,
-            colour=colours[arm] % COLOURS,
+            colour=colours[arm],
             style=index % 4,
             values=tuple(
                 Value(
@@ -110,22 +123,22 @@ def _growth(result: TrainingResult, figure: Grown, colours: Mapping[str, int]) -
     shown = [value.y for line in lines for value in line.values]
     log = figure.is_log and min(shown) > 0 and max(shown) > 10 * min(shown)
     label = "share right" if figure.is_accuracy else ("log" if log else "")
-    return _chart(figure.words, label, lines, axis, log=log)
+    return _panel(figure.words, label, lines, axis, log=log)
 
 
-def _chart(
+def _panel(
     title: str,
     y_label: str,
     lines: Sequence[Line],
     axis: tuple[int, int, int],
     *,
     log: bool,
-    width: float = PANEL_WIDTH,
-    height: float = PANEL_HEIGHT,
-) -> LineChart:
+    width: int = SMALL_WIDTH,
+    height: int = SMALL_HEIGHT,
+) -> Panel:
     unit, start, slots = axis
-    every = FINE * (_TICKS_APART if width == PANEL_WIDTH else 1)
-    return line_chart(
+    every = FINE * (_TICKS_APART if width == SMALL_WIDTH else 1)
+    return line_panel(
         title=title,
         x_label="step",
         y_label=y_label,

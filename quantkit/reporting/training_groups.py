@@ -10,8 +10,8 @@ from typing import Final
 
 from quantkit.errors import InputError
 from quantkit.recipe import Recipe
-from quantkit.reporting.charts import hues
 from quantkit.reporting.collect import Found, Run
+from quantkit.reporting.hues import hues
 from quantkit.results import Measurement, TrainedModel, TrainingResult
 
 BASELINE_ARM, DIFF_ARM = "baseline", "diff"

@@ -28,7 +28,7 @@ def verdict(run: Run) -> tuple[str, ...]:
     """
     calibration = (_calibration(run),) if run.calibrations else ()
     keep = (_keep(run),) if run.sensitivities else ()
-    return (_outliers(run), *calibration, _cost(run), *keep, _export(run))
+    return (outliers(run), *calibration, _cost(run), *keep, _export(run))
 
 
 def stage_verdicts(run: Run) -> tuple[str, ...]:
@@ -39,7 +39,8 @@ def stage_verdicts(run: Run) -> tuple[str, ...]:
     return (*calibration, *keep, *export)
 
 
-def _outliers(run: Run) -> str:
+def outliers(run: Run) -> str:
+    """Returns the largest magnitudes of every model and where they are."""
     if not run.stats:
         return "No statistics were found: `quantkit stats MODEL` measures the outliers."
     parts = []
@@ -50,7 +51,7 @@ def _outliers(run: Run) -> str:
         parts.append(
             f"in {name} the largest |attention logit| is {number(logit.abs_max)}"
             f"{_logit_place(stats)} and the largest |hidden activation| is "
-            f"{number(hidden.abs_max)}{_hidden_place(stats)}{times}"
+            f"{number(hidden.abs_max)}{hidden_place(stats)}{times}"
         )
     return _sentence(parts)
 
@@ -74,7 +75,8 @@ def _largest(groups: list[GroupStats]) -> tuple[GroupStats, TopEntry | None] | N
     return best, best.top[0] if best.top else None
 
 
-def _hidden_place(stats: Stats) -> str:
+def hidden_place(stats: Stats) -> str:
+    """Returns where the largest hidden activation is, in brackets after a space; "" if unknown."""
     best = _largest([group for _, group in of_layers(stats, HIDDEN)])
     if best is None:
         return ""

@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from quantkit.results.export import Accuracy
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 
 AUTO_SCHEMA: Final = "quantkit.auto/1"
 
@@ -55,8 +56,8 @@ class Trial:
         return self.float_ms / self.latency_ms
 
 
-@dataclass(frozen=True, kw_only=True)
-class AutoResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AutoResult(Result):
     """The whole of `auto.json`.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.ranges import StabilityPoint
+from quantkit.results.result import Result
 
 CALIBRATION_SCHEMA: Final = "quantkit.calibration/1"
 
@@ -86,8 +87,8 @@ class TensorDiagnosis:
     stability: list[list[float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Calibration(Result):
     """The whole of `calibration.json`; `tensors` has the worst first (lowest inlier SQNR)."""
 
     schema: str = CALIBRATION_SCHEMA

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from quantkit.errors import InputError
 from quantkit.results.io import check_schema, decode, to_plain
+from quantkit.results.result import Result
 
 CURVES_SCHEMA: Final = "quantkit.curves/1"
 
@@ -111,8 +112,8 @@ class CurveStep:
     hidden: list[HiddenCurve]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Curves(Result):
     """The whole of `curves.jsonl`: `steps` ascending, each once."""
 
     header: CurvesHeader
@@ -134,7 +135,8 @@ def read_curves(path: Path) -> Curves:
     for line, plain in enumerate(lines[1:], 2):
         step: CurveStep = decode(plain, CurveStep, f"{path}, line {line}: ", "", False)
         steps[step.step] = step
-    return Curves(header=header, steps=tuple(steps[number] for number in sorted(steps)))
+    curves = Curves(header=header, steps=tuple(steps[number] for number in sorted(steps)))
+    return curves.in_folder(path.parent)
 
 
 def prepare_curves(path: Path) -> CurvesHeader | None:

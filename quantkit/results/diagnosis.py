@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from quantkit.results.info import DataInfo
+from quantkit.results.result import Result
 
 DIAGNOSIS_SCHEMA: Final = "quantkit.diagnosis/1"
 
@@ -138,8 +139,8 @@ class Finding:
     advice: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Diagnosis(Result):
     """The whole of `diagnosis.json`; `findings` has the largest share of the damage first.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 
 EXPORT_SCHEMA: Final = "quantkit.export/4"
 
@@ -99,8 +100,8 @@ class Component:
     metadata: ComponentMetadata
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Export(Result):
     """The whole of `export.json`.
 
     Attributes:

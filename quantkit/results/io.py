@@ -32,6 +32,7 @@ from typing import (
 )
 
 from quantkit.errors import InputError, suggest
+from quantkit.results.result import Result
 
 T = TypeVar("T")
 
@@ -136,7 +137,12 @@ def read_json(path: Path, cls: type[T]) -> T:
     if not is_older:
         check_schema(path, plain, schema_of(cls))
     value: Any = decode(plain, cls, f"{path}: ", "", is_older)
-    return dataclasses.replace(value, schema=schema_of(cls)) if is_older else value  # type: ignore[no-any-return]
+    if is_older:
+        value = dataclasses.replace(value, schema=schema_of(cls))
+    if isinstance(value, Result):
+        value = value.in_folder(path.parent)
+    found: T = value
+    return found
 
 
 def schema_of(cls: type) -> str:

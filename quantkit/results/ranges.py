@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from quantkit.errors import InputError
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 from quantkit.results.weights import WeightsInfo
 
 RANGES_SCHEMA: Final = "quantkit.ranges/3"
@@ -127,8 +128,8 @@ class StabilityPoint:
     worst: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranges:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Ranges(Result):
     """The whole of `ranges.json`.
 
     `tensors` is keyed by `<point>/<module name>` for activations and by

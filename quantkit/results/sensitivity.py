@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 
 SENSITIVITY_SCHEMA: Final = "quantkit.sensitivity/1"
 
@@ -51,8 +52,8 @@ class KeptPoint:
     remaining_frac: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sensitivity(Result):
     """The whole of `sensitivity.json`; `rows` has the worst first.
 
     Attributes:

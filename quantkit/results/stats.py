@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 
-STATS_SCHEMA: Final = "quantkit.stats/3"
+STATS_SCHEMA: Final = "quantkit.stats/4"
 TOP_RANKS: Final = (1, 2, 3, 10, 100)
 """The ranks of the Differential Transformer paper's Table 5; `abs_top` has them as strings."""
 
@@ -199,6 +200,37 @@ class DifferentialLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MagnitudeSurface:
+    """max |x| by token and channel of one sequence: the one that holds the point's largest |x|.
+
+    Of equals it is the first layer's, then the first sequence's. A bin is some neighbouring tokens
+    by some neighbouring channels; up to 64 tokens and 96 channels have a bin each. Of more, the
+    three largest tokens, and channels, have one each, and the others share bins of one width.
+    Padding is left out; NaN and inf do not take part.
+
+    Attributes:
+        layer, name: The point's worst layer and its module.
+        sequence: Index of the sequence in the slice.
+        positions: Of each token bin the first token; the last bin ends at `last_position`.
+        largest_positions: Of each token bin the token with the largest |x|; `tokens`: its text,
+            None where there is none.
+        channels: Of each channel bin the first channel; of `channel_count`.
+        abs_max: By token bin, then channel bin: max |x|, six digits.
+    """
+
+    layer: int
+    name: str
+    sequence: int
+    positions: list[int]
+    last_position: int
+    largest_positions: list[int]
+    tokens: list[str | None]
+    channels: list[int]
+    channel_count: int
+    abs_max: list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeHits:
     """Proof of execution of one probe: forward calls, and elements that went through."""
 
@@ -225,8 +257,8 @@ class StatsSummary:
     attention_logit_unmasked: PointSummary | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stats:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Stats(Result):
     """The whole of `stats.json`; `points` is keyed by point name, e.g. `attention_logit`.
 
     Attributes:
@@ -236,6 +268,7 @@ class Stats:
         hits: Every probe: calls and elements.
         allow_unseen: Patterns of modules that need not run; `waived`: those that did not.
         warnings: One sentence each, e.g. where NaN were seen.
+        surfaces: By point, of hidden states and of MLP down-projection inputs where measured.
     """
 
     schema: str = STATS_SCHEMA
@@ -252,6 +285,11 @@ class Stats:
     allow_unseen: list[str] = field(default_factory=list)
     waived: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    surfaces: dict[str, MagnitudeSurface] = field(default_factory=dict)
 
-    OLDER: ClassVar[tuple[str, ...]] = ("quantkit.stats/1", "quantkit.stats/2")
+    OLDER: ClassVar[tuple[str, ...]] = (
+        "quantkit.stats/1",
+        "quantkit.stats/2",
+        "quantkit.stats/3",
+    )
     """Schemas that are read too; what they lack has its default."""

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import ClassVar, Final, Literal, Self
 
 from quantkit.results.info import DataInfo, ModelInfo
+from quantkit.results.result import Result
 
 SWEEP_SCHEMA: Final = "quantkit.sweep/4"
 CHANCE_ALPHA: Final = 0.05
@@ -213,8 +214,8 @@ class TaskInfo:
     shares: list[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sweep(Result):
     """The whole of `sweep.json`; `headline` says the result in one sentence.
 
     Attributes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from quantkit.results.result import Result
+
 TRAINING_SCHEMA: Final = "quantkit.training/1"
 TRAINED_MODEL_SCHEMA: Final = "quantkit.trained-model/1"
 
@@ -121,8 +123,8 @@ class TrainedModel:
     measurements: list[Measurement]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingResult(Result):
     """A finished (or interrupted) `quantkit train`.
 
     Attributes:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "quantkit"
 # Top first. Units of one line are siblings: they do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
-    ("cli",),
+    ("cli", "api"),
     ("reporting",),
     ("pipelines",),
     ("search",),
@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-ONLY = {"reporting": {"results", "recipe", "errors", "progress"}}
+ONLY = {"reporting": {"results", "jobs", "recipe", "errors", "progress"}}
 """Units that may import less than everything below them."""
 FREE = {"__version__"}
 """Names of the package itself that anyone may import: a string depends on nothing."""

@@ -11,6 +11,7 @@ HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "optimum", "
 LIGHT = (
     "quantkit",
     "quantkit.cli",
+    "quantkit.api",
     "quantkit.reporting",
     "quantkit.results",
     "quantkit.jobs",

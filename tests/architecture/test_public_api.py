@@ -15,6 +15,7 @@ VERBS = (
     "compare",
     "diagnose",
     "export",
+    "load",
     "record",
     "record_qk",
     "report",

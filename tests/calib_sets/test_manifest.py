@@ -66,8 +66,18 @@ def test_nested_tables_and_long_lists() -> None:
 def test_what_a_manifest_cannot_hold() -> None:
     with pytest.raises(InputError, match="no Unicode text"):
         toml_text({"a": "\udc80"})
-    with pytest.raises(TypeError, match="float"):
-        toml_text({"a": 0.5})
+    with pytest.raises(TypeError, match="complex"):
+        toml_text({"a": 0.5j})
+
+
+@pytest.mark.parametrize("number", [0.1, 1 / 3, -2.5e-300, 1e300, 5e-324, 1.0, float("inf")])
+def test_a_float_is_read_back_to_its_last_digit(number: float) -> None:
+    assert tomllib.loads(toml_text({"a": number})) == {"a": number}
+
+
+def test_tables_in_a_list_are_read_back() -> None:
+    fields = {"text": [{"source": 'a "b"', "repeat": 2}, {"source": "c", "odd key": [1.5, True]}]}
+    assert tomllib.loads(toml_text(fields)) == fields
 
 
 @pytest.mark.parametrize(

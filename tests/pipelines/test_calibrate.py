@@ -44,7 +44,7 @@ def ranges_of(folder: Path) -> Ranges:
 def test_files_of_a_run(tiny_folder: Path, corpus: Path, tmp_path: Path) -> None:
     folder = run_calibrate(job(tiny_folder, corpus, tmp_path / "out"))
     assert sorted(p.name for p in folder.iterdir()) == [
-        "calibration.json", "observations.safetensors", "ranges.json", "run.json",
+        "calibration.json", "config.toml", "observations.safetensors", "ranges.json", "run.json",
     ]  # fmt: skip
     ranges, calibration = ranges_of(folder), read_json(folder / "calibration.json", Calibration)
     assert ranges.tensors.keys() == {t.name for t in calibration.tensors}

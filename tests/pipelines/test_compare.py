@@ -191,7 +191,7 @@ def test_force_removes_what_the_pair_brought(tmp_path: Path, text: Path, pair: P
         (tmp_path / name).write_text("{}")
     open_run("compare", job_of(text, tmp_path, force=True))
 
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "run.json"]
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

@@ -11,7 +11,8 @@ import pytest
 
 from quantkit.errors import InputError
 from quantkit.jobs import StatsJob, SweepJob
-from quantkit.pipelines.runs import RUN_FILE, RUN_SCHEMA, open_run
+from quantkit.jobs.config_file import CONFIG_FILE, CONFIG_SCHEMA
+from quantkit.pipelines.runs import RUN_FILE, RUN_SCHEMA, open_run, running
 from quantkit.results import read_plain
 
 
@@ -112,7 +113,7 @@ def test_force_clears_graphs_and_leaves_other_runs(job: StatsJob, tmp_path: Path
         (folder / name).write_text("{}")
     open_run("stats", dataclasses.replace(job, force=True))
     left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
-    assert left == ["another run/run.json", "another run/stats.json", "run.json"]
+    assert left == ["another run/run.json", "another run/stats.json", "config.toml", "run.json"]
 
 
 def test_a_file_is_refused(job: StatsJob, tmp_path: Path) -> None:
@@ -128,7 +129,11 @@ def test_temporary_files_go_when_nobody_can_be_writing_them(job: StatsJob, tmp_p
         (folder / name).write_text("half")
         os.utime(folder / name, (now - age_s, now - age_s))
     open_run("stats", job)
-    assert sorted(path.name for path in folder.iterdir()) == [".training.json.a1b2c3d4", RUN_FILE]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".training.json.a1b2c3d4",
+        CONFIG_FILE,
+        RUN_FILE,
+    ]
 
 
 def test_a_folder_of_temporary_files_alone_is_taken(job: StatsJob, tmp_path: Path) -> None:
@@ -136,3 +141,38 @@ def test_a_folder_of_temporary_files_alone_is_taken(job: StatsJob, tmp_path: Pat
     (tmp_path / "run" / ".run.json.a1b2c3d4").write_text("half")
     assert not open_run("stats", job).finished
     assert (tmp_path / "run" / ".run.json.a1b2c3d4").exists()
+
+
+def test_a_run_begins_with_the_config_that_repeats_it(job: StatsJob) -> None:
+    text = (open_run("stats", job).folder / CONFIG_FILE).read_text(encoding="utf-8")
+    assert text.startswith(f'schema = "{CONFIG_SCHEMA}"\ncommand = "stats"\nmodel = ["tiny"]\n')
+    assert "samples = 2\n" in text and "quantiles = [0.99, 0.999]\n" in text
+
+
+def test_the_config_of_a_finished_run_stays(job: StatsJob) -> None:
+    run = open_run("stats", job)
+    (run.folder / "stats.json").write_text("{}")
+    run.finish()
+    (run.folder / CONFIG_FILE).unlink()  # as of a run from before there were any
+    assert open_run("stats", job).finished
+    assert not (run.folder / CONFIG_FILE).exists()
+
+
+def test_force_replaces_the_config(job: StatsJob) -> None:
+    open_run("stats", job)
+    folder = open_run("stats", dataclasses.replace(job, samples=3, force=True)).folder
+    assert "samples = 3\n" in (folder / CONFIG_FILE).read_text(encoding="utf-8")
+
+
+def test_a_mistyped_word_leaves_no_folder(job: StatsJob) -> None:
+    with pytest.raises(InputError, match="typo"), running("stats", job) as run:
+        assert {path.name for path in run.folder.iterdir()} == {RUN_FILE, CONFIG_FILE}
+        raise InputError("typo")
+    assert not run.folder.exists()
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_made(job: StatsJob) -> None:
+    broken = dataclasses.replace(job, models=("\udcff",))
+    with pytest.raises(InputError, match="no Unicode text"):
+        open_run("stats", broken)
+    assert not Path(str(job.out)).exists()

@@ -48,12 +48,11 @@ FILES = [
 ]
 
 
-VERSION_4 = (Sweep, Export)
+VERSION_4 = (Stats, Sweep, Export)
 NEWEST = [(V4 if param.values[1] in VERSION_4 else V3, *param.values) for param in FILES]
 OLDER = [
     *((folder, *param.values) for folder in (V1, V2) for param in FILES),
-    (V3, "sweep.json", Sweep),
-    (V3, "base/export.json", Export),
+    *((V3, *param.values) for param in FILES if param.values[1] in VERSION_4),
 ]
 
 
@@ -141,8 +140,9 @@ def test_the_sweep_of_version_4_uses_every_field() -> None:
 
 def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
     stats = read_json(V1 / "diff/stats.json", Stats)
-    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/3", None, 1)
+    assert (stats.schema, stats.sampled_rows, stats.processes) == ("quantkit.stats/4", None, 1)
     assert stats.differential == stats.hits == stats.warnings == []
+    assert stats.surfaces == {}
     assert stats.summary.outlier_tokens.count == 0
     assert stats.summary.attention_entropy is None
     group = stats.points["attention_logit"][0]
@@ -160,19 +160,34 @@ def test_what_version_1_requires_is_still_required(tmp_path: Path) -> None:
         read_json(path, Stats)
 
 
-def test_version_3_must_say_what_older_ones_may_leave_out(tmp_path: Path) -> None:
-    plain = json.loads((V3 / "base/stats.json").read_text())
-    del plain["summary"]["outlier_tokens"]
+@pytest.mark.parametrize("field", ["surfaces", "warnings"])
+def test_version_4_must_say_what_older_ones_may_leave_out(field: str, tmp_path: Path) -> None:
+    plain = json.loads((V4 / "base/stats.json").read_text())
+    del plain[field]
     path = tmp_path / "stats.json"
     path.write_text(json.dumps(plain))
-    with pytest.raises(InputError, match=r"missing field `summary\.outlier_tokens`"):
+    with pytest.raises(InputError, match=f"missing field `{field}`"):
         read_json(path, Stats)
 
 
+def test_version_4_of_stats_is_version_3_and_a_surface() -> None:
+    for name in ("base", "diff"):
+        older, stats = (read_json(v / name / "stats.json", Stats) for v in (V3, V4))
+        assert older.surfaces == {}
+        (surface,) = stats.surfaces.values()
+        assert dumps(dataclasses.replace(stats, surfaces={})) == dumps(older)  # NaN too
+        assert [len(row) for row in surface.abs_max] == [8] * 9 == [surface.channel_count] * 9
+        for entry in stats.points["hidden_state"][0].top:
+            if entry.sequence == surface.sequence and entry.channel is not None:
+                value = surface.abs_max[entry.position][entry.channel]
+                assert value == pytest.approx(abs(entry.value), rel=1e-5)
+                assert surface.tokens[entry.position] == entry.token
+
+
 def test_values_of_the_fixtures() -> None:
-    base, diff = (read_json(V3 / name / "stats.json", Stats) for name in ("base", "diff"))
+    base, diff = (read_json(V4 / name / "stats.json", Stats) for name in ("base", "diff"))
     for stats in (base, diff):
-        assert (stats.schema, stats.sampled_rows, stats.seed) == ("quantkit.stats/3", 6, 1)
+        assert (stats.schema, stats.sampled_rows, stats.seed) == ("quantkit.stats/4", 6, 1)
         state = next(g for g in stats.points["hidden_state"] if g.layer == 0)
         assert len(state.channel_absmax) == 8
         assert state.channel_ratio is not None and state.channel_ratio > 1000
@@ -192,7 +207,7 @@ def test_values_of_the_fixtures() -> None:
 
 @pytest.mark.parametrize(("name", "cls"), FILES)
 def test_schema_is_the_first_field(name: str, cls: type) -> None:
-    for folder in (V1, V2, V3, *([V4] if cls is Sweep else [])):
+    for folder in (V1, V2, V3, *([V4] if cls in VERSION_4 else [])):
         assert next(iter(json.loads((folder / name).read_text()))) == "schema"
     assert dataclasses.fields(cls)[0].name == "schema"
 

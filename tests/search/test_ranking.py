@@ -17,7 +17,7 @@ from quantkit.errors import InputError, ProbeError
 from quantkit.models import LoadedModel
 from quantkit.quantization import fake_quantized, quantizer_names
 from quantkit.recipe import Recipe
-from quantkit.results import Ranges, Sensitivity, Smoothing, read_json, write_json
+from quantkit.results import Ranges, Sensitivity, Smoothing, dumps, read_json, write_json
 from quantkit.search import sensitivity
 from quantkit.search.cells import CELLS_FILE
 
@@ -220,7 +220,7 @@ def test_an_interrupted_search_goes_on_and_ends_the_same(
     with cells.open("ab") as file:
         file.write(b'{"mode":"enable-one","unit":"linear_in')  # killed while it wrote
     second = Stop(case.loaded.model)
-    assert repr(run(case, tmp_path / "cells", progress=second.progress)) == repr(whole)
+    assert dumps(run(case, tmp_path / "cells", progress=second.progress)) == dumps(whole)
     assert cells.read_bytes().startswith(before)
     assert cells.read_bytes() == (tmp_path / "whole" / CELLS_FILE).read_bytes()
     # again: the batch's float forward, whether layer 1 can be started at, the quantized forward
@@ -243,7 +243,7 @@ def test_cells_of_another_search_are_not_taken(case: Any, tmp_path: Path) -> Non
         ranges=dataclasses.replace(case.ranges, tensors={**case.ranges.tensors, names[0]: wide}),
     )
     fresh = run(other, tmp_path / "fresh", modes=("enable-one",))
-    assert repr(run(other, tmp_path, modes=("enable-one",))) == repr(fresh)
+    assert dumps(run(other, tmp_path, modes=("enable-one",))) == dumps(fresh)
 
 
 def test_a_line_that_is_no_cell_is_named(case: Any, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_line_that_is_no_cell_is_named(case: Any, tmp_path: Path) -> None:
 def test_the_result_is_read_back(case: Any, tmp_path: Path) -> None:
     found = run(case, tmp_path, modes=("enable-one",))
     write_json(tmp_path / "sensitivity.json", found)
-    assert repr(read_json(tmp_path / "sensitivity.json", Sensitivity)) == repr(found)
+    assert dumps(read_json(tmp_path / "sensitivity.json", Sensitivity)) == dumps(found)
     plain = json.loads((tmp_path / "sensitivity.json").read_text())
     assert next(iter(plain)) == "schema" and plain["schema"] == "quantkit.sensitivity/1"
     plain["rows"][0]["enable_kl"] = 1.0

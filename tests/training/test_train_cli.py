@@ -20,7 +20,7 @@ from quantkit.results.curves import read_curves
 from quantkit.training.loop import CHECKPOINT, WEIGHTS, ArmTraining
 
 Write = Callable[..., Path]
-LOSS_LINE = re.compile(r"training (\S+), seed (\d+): step (\d+), loss \d+\.\d{3} \(24 steps\)")
+LOSS_LINE = re.compile(r"training (\S+), seed (\d+): step (\d+), loss \d+\.\d{3} \(\d+/24\)")
 SHORT = {"steps = 24": "steps = 2", "warmup_steps = 4": "warmup_steps = 0"}
 
 
