@@ -24,7 +24,8 @@ from quantkit.results import (
     read_plain,
     schema_of,
 )
-from quantkit.results.notebook import Shown, html_of, shown
+from quantkit.results.notebook import Shown, html_of
+from quantkit.results.shown import shown
 
 RUN_FILE: Final = "run.json"
 FILES: Final[dict[str, type[Any]]] = {
@@ -61,8 +62,8 @@ class Calibrated:
     """
 
     ranges: Ranges
-    calibration: Calibration
-    folder: Path
+    calibration: Calibration = field(repr=False)
+    folder: Path = field(repr=False)
 
     def _repr_html_(self) -> str:
         """What notebooks show: the tensors, the worst first."""

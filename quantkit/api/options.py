@@ -7,6 +7,7 @@ commands; the defaults are the jobs'.
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 import operator
 import os
@@ -26,6 +27,9 @@ _WORDS: Final[dict[Any, str]] = {
     float: "a number",
     bool: "True or False",
 }
+
+_OWN: Final = {"arms": "arm"}
+"""Options that no config file has."""
 
 
 class HasFolder(Protocol):
@@ -179,6 +183,14 @@ class DiagnoseOptions(TypedDict, total=False):
     force: bool
 
 
+class TrainOptions(TypedDict, total=False):
+    """Of `train`."""
+
+    device: str
+    arm: Words
+    force: bool
+
+
 class CompareOptions(TypedDict, total=False):
     """Of `compare`."""
 
@@ -205,7 +217,7 @@ class CompareOptions(TypedDict, total=False):
 
 def argument_of(field: str) -> str:
     """Returns the keyword that says a field of a job: its option's name, where Python allows it."""
-    name = option_of(field).replace("-", "_")
+    name = _OWN.get(field, option_of(field)).replace("-", "_")
     return field if keyword.iskeyword(name) else name
 
 
@@ -249,6 +261,8 @@ def taken(name: str, value: Any, kind: Any) -> Any:
         if value is None:
             return None
         (kind,) = kinds
+    if dataclasses.is_dataclass(kind):
+        return value  # a verb made it
     if get_origin(kind) is not tuple:
         return _one(name, value, kind)
     item = get_args(kind)[0]

@@ -30,7 +30,7 @@ from quantkit.api.options import (
     Sources,
     StatsOptions,
     SweepOptions,
-    Words,
+    TrainOptions,
     fields_of,
     job_of,
     taken,
@@ -265,11 +265,9 @@ def compare(
 def train(
     pair: Source | PairSpec,
     *,
-    arm: Words = (),
-    device: str | None = None,
     out: Source | None = None,
-    force: bool = False,
     progress: Progress = silent,
+    **options: Unpack[TrainOptions],
 ) -> TrainingResult:
     """Returns how matched models were trained, as `quantkit train`; they lie in `.folder`.
 
@@ -279,10 +277,8 @@ def train(
     Raises:
         InputError: what cannot be used.
     """
-    spec = pair if isinstance(pair, PairSpec) else PairSpec.read(str(taken("pair", pair, str)))
-    named = {} if device is None else {"device": device}
-    fields = fields_of(TrainJob, "train", {"force": force, **named}, arms=arm, out=out, pair=None)
-    job = TrainJob(**fields | {"pair": spec})
+    spec = pair if isinstance(pair, PairSpec) else PairSpec.read(taken("pair", pair, str))
+    job = job_of(TrainJob, "train", options, pair=spec, out=out)
     from quantkit.pipelines import run_train
 
     return read_json(run_train(job, progress=progress) / "training.json", TrainingResult)

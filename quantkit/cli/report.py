@@ -43,9 +43,9 @@ def report(
     with a sweep over both make a page on the pair, beside the paper's own figures.
 
     Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json,
-    auto.json, diagnosis.json, training.json, curves.jsonl, and sweep-seeds.json and training-
-    seeds.json (other models, of several seeds), in and below the folders. A report that stands
-    there already is replaced, and charts of it that the new one has not are removed, unless
+    auto.json, diagnosis.json, training.json, curves.jsonl, and sweep-seeds.json and
+    training-seeds.json (other models, of several seeds), in and below the folders. A report that
+    stands there already is replaced, and charts of it that the new one has not are removed, unless
     somebody changed them.
 
     Examples:

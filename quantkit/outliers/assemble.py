@@ -337,9 +337,9 @@ class Assembly:
     def _entries(
         self, bundle: Bundle, group: int, layer: int, name: str, *, count: int, is_key: bool
     ) -> list[TopEntry]:
-        side = self._side(name)
-        if is_key and layer in self.statistics.attention.cross:
-            side = "text"  # the keys are the encoder's
+        side = key_side = self._side(name)
+        if layer in self.statistics.attention.cross:
+            key_side = "text"  # the keys are the encoder's
         found = []
         for rank in range(min(count, int((bundle.topk.values[group] >= 0).sum()))):
             value = float(bundle.topk.signed[group, rank])
@@ -354,7 +354,8 @@ class Assembly:
                     sequence=sequence,
                     position=position,
                     key=key,
-                    token=self.token(side, sequence, key),
+                    token=self.token(key_side, sequence, key),
+                    query_token=self.token(side, sequence, position),
                 )
             )
         return found

@@ -206,7 +206,7 @@ def has_same_items(one: Document, other: Document) -> bool:
     """Whether both were scored on the same: by the items' hashes, else by those of the text."""
     task = (one.items[0], other.items[0])
     first, second = task if all(task) else (one.items[1], other.items[1])
-    return True
+    return bool(first) and first == second
 
 
 def _by_interval(now: Node, earlier: Node, judged: Mark) -> Mark:

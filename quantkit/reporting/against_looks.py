@@ -82,7 +82,7 @@ def look(
             return _accuracy(metric, tuple(rest))
         case ("export", "passed"):
             return Look(words="gates passed", is_higher_better=True, rule="exact", is_main=True)
-        case ("export", "latency_ms", which):
+        case ("export", "latency_ms", which) if which.startswith(("float", "quantized")):
             return _cost(f"latency, {which.replace('_', ' ')}, ms", "number")
         case ("export", "memory_bytes", which):
             return _cost(f"memory, {which}", "size")

@@ -15,7 +15,7 @@ class Recommendation:
     title: str
     sentences: tuple[str, ...]
     table: Table | None = None
-    command: str = ""
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

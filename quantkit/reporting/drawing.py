@@ -111,8 +111,19 @@ class Chart:
 
 
 def data_of(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
-    """Returns the rows of a view; as a tuple, which altair does not copy at every step."""
-    return alt.InlineData(values=tuple(rows))
+    """Returns the rows of a view, foreign text without control characters.
+
+    As a tuple, which altair does not copy at every step.
+    """
+    return alt.InlineData(
+        values=tuple(
+            {
+                key: printable(value) if isinstance(value, str) else value
+                for key, value in row.items()
+            }
+            for row in rows
+        )
+    )
 
 
 def together(
@@ -360,7 +371,7 @@ _CONFIG: Final = {
         "labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "labelFontSize": 12,
         "titleFontSize": 12, "titleFontWeight": "normal", "gridColor": LIGHT["rule"],
         "domainColor": LIGHT["soft"], "tickColor": LIGHT["soft"], "labelOverlap": "greedy",
-        "labelLimit": 220, "titlePadding": 8,
+        "labelLimit": 220, "titlePadding": 8, "aria": False,
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False},

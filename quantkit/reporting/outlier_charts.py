@@ -200,10 +200,12 @@ def _logit_tooltip(label: str, layer: int, head: int, group: GroupStats) -> str:
     if not group.top:
         return text
     entry = group.top[0]
-    token = f" {quoted(entry.token)}" if entry.token is not None else ""
+    asks, token = (
+        f" {quoted(one)}" if one is not None else "" for one in (entry.query_token, entry.token)
+    )
     return (
-        f"{text} (value {number(entry.value)}, query {entry.position}, key {entry.key}{token}, "
-        f"sequence {entry.sequence})"
+        f"{text} (value {number(entry.value)}, query {entry.position}{asks}, key "
+        f"{entry.key}{token}, sequence {entry.sequence})"
     )
 
 

@@ -30,12 +30,11 @@ def recommendation(run: Run) -> Recommendation | None:
         return None
     tables = [part.table for part in parts if part.table is not None]
     rows = tuple(row for table in tables for row in table.rows)
-    commands = [part.command for part in parts if part.command]
     return Recommendation(
         title="The export to ship",
         sentences=tuple(sentence for part in parts for sentence in part.sentences),
         table=_table(rows) if rows else None,
-        command="\n".join(commands),
+        commands=tuple(command for part in parts for command in part.commands),
     )
 
 
@@ -74,12 +73,12 @@ def _of_model(run: Run, name: str) -> Recommendation:
                 f"of float; {recipe_of(best)} has {cost_words(best)}.",
             ),
             table=_table(tuple(_row(e) for e in exports)),
-            command=search,
+            commands=(search,),
         )
     return Recommendation(
         title="",
         sentences=(f"{name}: nothing was exported yet; `{search}` finds the fastest graph.",),
-        command=search,
+        commands=(search,),
     )
 
 
@@ -98,7 +97,7 @@ def _searched(found: AutoResult, exports: list[Export], source: str) -> Recommen
                 f"{found.model.name}: none of {len(found.trials)} graphs stays within {budget} of "
                 f"float.{near} {found.reason}",
             ),
-            command=command,
+            commands=(command,),
         )
     chosen = next(trial for trial in found.trials if trial.name == found.chosen)
     mine = [e for e in exports if e.recipe == chosen.recipe]
@@ -116,7 +115,7 @@ def _searched(found: AutoResult, exports: list[Export], source: str) -> Recommen
             f"within {budget} of float: {words}; {kept}.",
         ),
         table=_table(tuple(map(_row, mine))) if mine else None,
-        command=command,
+        commands=(command,),
     )
 
 

@@ -20,6 +20,7 @@ from quantkit.reporting.blocks import FirstScreen, Section
 from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS, Definition
+from quantkit.reporting.diagnosis_tables import diagnoses
 from quantkit.reporting.drawing import Chart, file_svg, is_ours, key_svg, page_svg
 from quantkit.reporting.first_screen import first_screen
 from quantkit.reporting.pair_definitions import pair_definitions
@@ -228,7 +229,15 @@ def _context(run: Run) -> dict[str, object]:
         result = found.result
         found_models += result.models if isinstance(result, Sweep) else [result.model]
     return {
-        "models": list(dict.fromkeys([*(m.name for m in found_models), *_trained_names(run)])),
+        "models": list(
+            dict.fromkeys(
+                [
+                    *(m.name for m in found_models),
+                    *_trained_names(run),
+                    *(name for name, _ in diagnoses(run)),
+                ]
+            )
+        ),
         "warnings": list(
             dict.fromkeys(
                 [

@@ -22,7 +22,7 @@ def ranking_charts(run: Run) -> tuple[Chart, ...]:
     found = []
     for name, ranking in sensitivities(run):
         rows = worst_first(ranking)[:_UNITS]
-        points = list(dict.fromkeys(row.point for row in ranking.rows))
+        points = list(dict.fromkeys(row.point for row in worst_first(ranking)))
         dots = []
         for row in rows:
             is_alone = not math.isnan(row.enable_one_kl)

@@ -60,6 +60,7 @@ from quantkit.results.io import (
 )
 from quantkit.results.plan import Plan, PlannedCell
 from quantkit.results.ranges import Interval, Range, Ranges, Smoothing, StabilityPoint
+from quantkit.results.result import Result
 from quantkit.results.sensitivity import KeptPoint, Sensitivity, UnitSensitivity
 from quantkit.results.stats import (
     TOP_RANKS,
@@ -143,6 +144,7 @@ __all__ = [
     "QuantizerInfo",
     "Range",
     "Ranges",
+    "Result",
     "SeedSpread",
     "Sensitivity",
     "Smoothing",

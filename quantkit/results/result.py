@@ -29,13 +29,14 @@ class Result:
         return found
 
     def __repr__(self) -> str:
-        from quantkit.results.notebook import shown
+        from quantkit.results.shown import shown
 
         place = "" if self.folder is None else f", {self.folder}"
         return f"<{type(self).__name__}: {shown(self).title}{place}>"
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        from quantkit.results.notebook import html_of, shown
+        from quantkit.results.notebook import html_of
+        from quantkit.results.shown import shown
 
         return html_of(shown(self))

@@ -31,6 +31,7 @@ class TopEntry:
         channel: Of a hidden state.
         key: Position of a logit's key.
         token: Text of the token at `position` (of a logit: at `key`).
+        query_token: Of a logit, text of the token at `position`.
     """
 
     value: float
@@ -40,6 +41,7 @@ class TopEntry:
     key: int | None = None
     token: str | None = None
     layer: int | None = None
+    query_token: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

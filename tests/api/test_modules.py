@@ -131,7 +131,7 @@ def test_progress_counts_batches_also_of_an_iterator(tiny_llama: LlamaForCausalL
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no data": ({}, r"^stats of a LlamaForCausalLM: got no data and no tokenizer; expected batches"),
+    "no data": ({}, "^stats of a LlamaForCausalLM: got no data and no tokenizer; expected"),
     "text without a tokenizer": ({"data": "text.txt"}, r"got text \(text\.txt\) and no tokenizer"),
     "no batches": ({"data": []}, "^stats: data is empty"),
     "a length of batches": (
@@ -158,6 +158,6 @@ def test_bad_input_is_named(case: tuple[dict[str, Any], str], tiny_llama: LlamaF
 @pytest.mark.parametrize("verb", ["calibrate", "sweep", "export", "compare", "sensitivity"])
 def test_other_verbs_take_folders(verb: str, tiny_llama: LlamaForCausalLM) -> None:
     more = ("ranges",) if verb == "sensitivity" else ()
-    with pytest.raises(InputError, match=rf"^{verb} takes the name or the folder .*LlamaForCausalLM: "
-                       r"save it and its tokenizer with save_pretrained\(FOLDER\)"):  # fmt: skip
+    said = rf"^{verb} takes the name or the folder of a model, got a LlamaForCausalLM: save it and"
+    with pytest.raises(InputError, match=said):
         getattr(quantkit, verb)(tiny_llama, *more)

@@ -182,6 +182,10 @@ def test_a_token_is_named_where_there_is_a_tokenizer(planted: Any) -> None:
     assert stats.summary.outlier_tokens.entries[0].token == "<3>"
     head = next(g for g in stats.points["attention_logit"] if g.head == 1)
     assert head.top[0].token == f"<{rows[0][head.top[0].key]}>"  # of a logit, its key's
+    assert head.top[0].query_token == f"<{rows[0][head.top[0].position]}>"
+    assert head.top[0].key != head.top[0].position
+    state = next(g for g in stats.points["hidden_state"] if g.top)
+    assert state.top[0].query_token is None
 
 
 # All of QK^T

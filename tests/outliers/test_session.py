@@ -148,6 +148,18 @@ def test_a_decoders_tokens_are_those_that_it_read(tokenizer: Any) -> None:
             assert entry.token == read[entry.position]
             seen.add(side)
     assert seen == {"encoder", "decoder"}
+    crossed = set()
+    for group in stats.points["attention_logit"]:
+        name = group.name or ""
+        queries, keys = (
+            first + "abcdefg" if is_decoder else "abcdefgh"
+            for is_decoder in ("decoder" in name, "decoder" in name and "EncDec" not in name)
+        )
+        for entry in group.top if group.layer is not None else ():
+            assert entry.key is not None
+            assert (entry.query_token, entry.token) == (queries[entry.position], keys[entry.key])
+            crossed.add("EncDec" in name)
+    assert crossed == {True, False}
 
 
 def test_a_sequence_without_a_finite_value_is_in_no_mean(make_family: Any) -> None:

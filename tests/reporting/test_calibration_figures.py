@@ -6,127 +6,124 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from quantkit.reporting import write_report
+from quantkit.reporting.calibration_charts import histogram_charts, stability_charts
+from quantkit.reporting.collect import Found, Run
+from quantkit.reporting.drawing import SMALL_WIDTH, Panel, page_svg
 from quantkit.results import Calibration, write_json
+from tests.reporting.drawn import SVG, axis, layers, marks, place, rows, series, symbols
 
 
-def rendered(folder: Path, result: Calibration) -> tuple[str, str]:
+def rendered(folder: Path, result: Calibration) -> str:
     write_json(folder / "run" / "calibration.json", result)
-    page, twin, *_ = write_report([folder / "run"], folder / "out")
-    return page.read_text("utf-8"), twin.read_text("utf-8")
+    page, *_ = write_report([folder / "run"], folder / "out")
+    return page.read_text("utf-8")
+
+
+def histograms(*results: Calibration) -> tuple[Panel, ...]:
+    (chart,) = histogram_charts(run_of(*results))
+    return chart.panels
+
+
+def run_of(*results: Calibration) -> Run:
+    return Run(calibrations=tuple(Found(place="run", result=result) for result in results))
 
 
 def value_of(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def figures(page: str) -> list[ElementTree.Element]:
-    """The SVG of each histogram."""
-    group = page[page.index('<div class="figures small">') :]
-    texts = re.findall(r"<figure>.*?(<svg .*?</svg>).*?</figure>", group, re.DOTALL)
-    return [ElementTree.fromstring(text) for text in texts]
+def bars(panel: Panel) -> list[dict[str, Any]]:
+    return [row for row in marks(panel) if "n" in row]
 
 
-def titles(svg: ElementTree.Element, of: str) -> list[str]:
-    (group,) = (g for g in svg.iter("g") if g.get("class") == of)
-    return ["".join(title.itertext()) for title in group.iter("title")]
+def lanes(panel: Panel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(row, mark) of each method's interval."""
+    found = [x for x in layers(panel) if x["mark"]["type"] == "rule" and "y" in x["encoding"]]
+    return [(rows(layer)[0], layer["mark"]) for layer in found]
 
 
-def test_a_histogram_counts_every_element(calibration: Calibration, tmp_path: Path) -> None:
-    page, _ = rendered(tmp_path, calibration)
-    drawn = figures(page)
-    assert [svg.get("aria-label") for svg in drawn] == [t.name for t in calibration.tensors[:20]]
-    for svg, tensor in zip(drawn, calibration.tensors, strict=False):
-        texts = titles(svg, "bins")
-        assert len(texts) <= 72
-        found = [re.fullmatch(r"(\S+) to (\S+): ([\d,]+) elements", text) for text in texts]
-        assert sum(int(m.group(3).replace(",", "")) for m in found if m) == tensor.count
-        assert all(found)
-        first, last = found[0], found[-1]
-        assert first is not None and last is not None
-        assert value_of(first.group(1)) == pytest.approx(tensor.min, rel=1e-3)
-        assert value_of(last.group(2)) == pytest.approx(tensor.max, rel=1e-3)
+def test_a_histogram_counts_every_element(calibration: Calibration) -> None:
+    drawn = histograms(calibration)
+    assert [panel.title for panel in drawn] == [t.name for t in calibration.tensors[:9]]
+    for panel, tensor in zip(drawn, calibration.tensors, strict=False):
+        found = bars(panel)
+        assert len(found) <= 72
+        assert sum(row["n"] for row in found) == tensor.count
+        for row in found:
+            match = re.fullmatch(r"(\S+) to (\S+): ([\d,]+) elements", row["tip"])
+            assert match is not None and value_of(match[3]) == row["n"]
+            assert value_of(match[1]) == pytest.approx(row["lo"], rel=1e-3)
+        assert found[0]["lo"] == pytest.approx(tensor.min, rel=1e-3)
+        assert found[-1]["hi"] == pytest.approx(tensor.max, rel=1e-3)
 
 
-def test_marks_stand_at_the_ends_of_each_methods_range(
-    calibration: Calibration, tmp_path: Path
-) -> None:
-    page, _ = rendered(tmp_path, calibration)
-    for svg, tensor in zip(figures(page), calibration.tensors, strict=False):
-        ticks = [t for t in svg.iter("text") if t.get("text-anchor") == "middle"]
-        (x0, v0), (x1, v1) = (
-            (float(t.get("x", "")), value_of(t.text or "")) for t in (ticks[0], ticks[-1])
-        )
-        slope = (v1 - v0) / (x1 - x0)
-        lanes = [g for g in svg.iter("g") if "method" in (g.get("class") or "")]
-        assert len(lanes) == len(tensor.methods)
-        heights = set()
-        for lane, method in zip(lanes, tensor.methods, strict=True):
-            path = next(p for p in lane.iter("path") if p.get("class") == "line").get("d", "")
-            low, y, high = (
-                float(n)
-                for n in re.match(r"M(\S+) \S+?V(\S+?)H(\S+?)V", path).groups()  # type: ignore[union-attr]
-            )
-            near = 0.03 * abs(slope)  # two roundings to 0.01
-            assert v0 + (low - x0) * slope == pytest.approx(method.lo, abs=near)
-            assert v0 + (high - x0) * slope == pytest.approx(method.hi, abs=near)
-            heights.add(y)
-            words = "".join(next(lane.iter("title")).itertext())
-            assert words.startswith(f"{method.method}: ")
-            assert ("chosen" in lane.get("class", "").split()) == (method.method == tensor.chosen)
-        assert len(heights) == len(tensor.methods)  # also where the intervals are one
+def test_marks_stand_at_the_ends_of_each_methods_range(calibration: Calibration) -> None:
+    for panel, tensor in zip(histograms(calibration), calibration.tensors, strict=False):
+        drawn = lanes(panel)
+        assert len(drawn) == len(tensor.methods)
+        for (row, mark), method in zip(drawn, tensor.methods, strict=True):
+            assert (row["lo"], row["hi"]) == (method.lo, method.hi)
+            assert row["tip"].startswith(f"{method.method}: ")
+            assert (mark["strokeWidth"] > 2) == (method.method == tensor.chosen)
+        assert len({row["lane"] for row, _ in drawn}) == len(drawn)  # also where two are one
+        low, high = axis(panel, "x")["scale"]["domain"]
+        assert all(low < row["lo"] <= row["hi"] < high for row, _ in drawn)
+
+
+def test_what_vega_draws_is_where_the_file_says(calibration: Calibration) -> None:
+    panel = histograms(calibration)[0]
+    tensor = calibration.tensors[0]
+    svg = page_svg(panel, "histogram")
+    low, high = axis(panel, "x")["scale"]["domain"]
+    lines = {words: e for words, e in symbols(svg) if e.tag.endswith("line")}
+    for method in tensor.methods:
+        (line,) = (e for words, e in lines.items() if words.startswith(f"{method.method}: "))
+        left, _ = place(line)
+        wide = float(line.get("x2", ""))
+        scale = SMALL_WIDTH / (high - low)
+        assert left == pytest.approx((method.lo - low) * scale, abs=0.02)
+        assert wide == pytest.approx((method.hi - method.lo) * scale, abs=0.02)
 
 
 def test_a_reader_who_sees_no_picture_is_told(calibration: Calibration, tmp_path: Path) -> None:
-    page, _ = rendered(tmp_path, calibration)
-    pictures = re.findall(r"<svg [^>]*role=\"img\".*?</svg>", page, re.DOTALL)
-    assert len(pictures) == 21
+    page = rendered(tmp_path, calibration)
+    pictures = re.findall(r"<svg [^>]*role=\"group\".*?</svg>", page, re.DOTALL)
+    assert len(pictures) == 9 + 1
     for text in pictures:
         svg = ElementTree.fromstring(text)
         assert svg.get("aria-label")
-        assert len("".join(next(svg.iter("desc")).itertext())) > 30
-    worst = calibration.tensors[0]
-    description = "".join(next(figures(page)[0].iter("desc")).itertext())
-    assert all(method.method in description for method in worst.methods)
+        assert len(svg.findtext(f"{SVG}desc") or "") > 30
+    description = ElementTree.fromstring(pictures[0]).findtext(f"{SVG}desc") or ""
+    assert all(method.method in description for method in calibration.tensors[0].methods)
 
 
-def test_legend_marks_differ_without_colour(calibration: Calibration, tmp_path: Path) -> None:
-    page, _ = rendered(tmp_path, calibration)
-    legend = re.search(r"<h3>Histograms.*?<ul class=\"key\">(.*?)</ul>", page, re.DOTALL)
-    assert legend is not None
-    items = re.findall(r"<li>(.*?)</li>", legend.group(1), re.DOTALL)
-    names = [re.sub(r"<.*?>", "", item, flags=re.DOTALL).split() for item in items]
-    assert names == [[str(i + 1), m.method] for i, m in enumerate(calibration.tensors[0].methods)]
-    plain = {re.sub(r"c\d", "", item[: item.rindex("</svg>")]) for item in items}
-    assert len(plain) == len(items)
+def test_lanes_differ_without_colour(calibration: Calibration) -> None:
+    panel = histograms(calibration)[0]
+    names = [row["lane"] for row, _ in lanes(panel)]
+    assert len(set(names)) == len(names) == len(calibration.tensors[0].methods)
+    domains = [x["encoding"]["y"].get("scale", {}).get("domain") for x in layers(panel)[-3:]]
+    assert names in domains  # the axis beside them has the words
 
 
-def test_stability_is_drawn_from_the_file(calibration: Calibration, tmp_path: Path) -> None:
-    page, _ = rendered(tmp_path, calibration)
-    figure = next(f for f in re.findall(r"<figure>.*?</figure>", page, re.DOTALL) if "moved" in f)
-    svg = ElementTree.fromstring(re.search(r"<svg .*?</svg>", figure, re.DOTALL).group())  # type: ignore[union-attr]
-    for point in calibration.stability:
-        assert (
-            f"all tensors: most, {point.samples} samples: moved "
-            f"{100 * point.moved_max_frac:#.3g}" in figure
-        )
-    grid = [float(g.get("y1", "")) for g in svg.iter("line") if g.get("class") == "grid"]
-    ticks = [t for t in svg.iter("text") if t.get("text-anchor") == "end"]
-    logs = [math.log10(value_of(t.text or "")) for t in ticks]
-    slope = (logs[-1] - logs[0]) / (grid[-1] - grid[0])
-    first = next(g for g in svg.iter("g") if (g.get("class") or "").startswith("series"))
-    heights = [float(circle.get("cy", "")) for circle in first.iter("circle")]
-    found = [10 ** (logs[0] + (y - grid[0]) * slope) for y in heights]
-    assert found == pytest.approx([100 * p.moved_max_frac for p in calibration.stability], rel=0.01)
+def test_stability_is_drawn_from_the_file(calibration: Calibration) -> None:
+    (chart,) = stability_charts(run_of(calibration))
+    line = series(chart.panels[0])[0]
+    expected = [100 * point.moved_max_frac for point in calibration.stability]
+    assert [row["y"] for row in line.marks] == pytest.approx(expected)
+    for point, row in zip(calibration.stability, line.marks, strict=True):
+        words = f"all tensors: most, {point.samples} samples: moved "
+        assert row["tip"].startswith(f"{words}{100 * point.moved_max_frac:#.3g}")
     moved = sorted(
         (t for t in calibration.tensors if t.stability), key=lambda t: -t.stability[-1][1]
     )
-    assert moved[0].name in figure
-    assert "ranges that did not move" in figure
+    assert moved[0].name in [key.name for key in chart.keys]
+    assert "ranges that did not move" in chart.note
 
 
 def test_tensors_without_anything_to_draw_are_named(
@@ -142,10 +139,11 @@ def test_tensors_without_anything_to_draw_are_named(
         span_hi=2.0,
         bits_wasted=math.nan,
     )
-    page, _ = rendered(tmp_path, dataclasses.replace(calibration, tensors=[point, unseen]))
-    (svg,) = figures(page)
-    assert svg.get("aria-label") == "constant"
-    assert titles(svg, "bins") == [f"2.000 to 2.000: {seen.count:,} elements"]
+    result = dataclasses.replace(calibration, tensors=[point, unseen])
+    page = rendered(tmp_path, result)
+    (panel,) = histograms(result)
+    assert panel.title == "constant"
+    assert [row["tip"] for row in bars(panel)] == [f"2.000 to 2.000: {seen.count:,} elements"]
     assert f"Without a histogram: {unseen.name}." in page
-    only, _ = rendered(tmp_path / "b", dataclasses.replace(calibration, tensors=[unseen]))
+    only = rendered(tmp_path / "b", dataclasses.replace(calibration, tensors=[unseen]))
     assert "Histograms and ranges" not in only

@@ -93,8 +93,9 @@ def ours(tensor: TensorDiagnosis) -> object:
 
 def figures(page: str) -> list[ElementTree.Element]:
     """The SVG of each histogram."""
-    group = page[page.index('<div class="figures small">') :]
-    texts = re.findall(r"<figure>.*?(<svg .*?</svg>).*?</figure>", group, re.DOTALL)
+    group = page[page.index('<figure id="ranges-calibration-histograms"') :]
+    group = group[: group.index("</figure>")]
+    texts = re.findall(r'<svg [^>]*role="group".*?</svg>', group, re.DOTALL)
     return [ElementTree.fromstring(text) for text in texts]
 
 
@@ -297,7 +298,7 @@ def test_what_ranges_of_weights_cost_is_told(ranges3: Ranges, tmp_path: Path) ->
     )
     assert sentence in html.unescape(page)
     assert sentence in html.unescape(twin.replace("\\", ""))
-    folded = page.index("<summary>Ranges of weights")
+    folded = page.index(">Ranges of weights")
     assert "(3 rows)" in page[folded : page.index("</summary>", folded)]
     channels = dataclasses.replace(info, granularity="channel", group_size=None)
     again, _ = rendered(tmp_path / "b", dataclasses.replace(ranges3, weights=channels))
@@ -313,12 +314,13 @@ def test_page_is_whole_and_has_no_nan(
     calibration: Calibration, ranges3: Ranges, tmp_path: Path
 ) -> None:
     page, twin = rendered(tmp_path, calibration, ranges3)
-    assert not re.search(r"\bnan\b|\bNone\b", page)
+    shown = re.sub(r"<script>.*</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\bnan\b|\bNone\b", shown)
     assert not re.search(r"\bnan\b|\bNone\b", twin)
-    assert not re.search(r"https?://|url\(|@import|<script|<link|<img", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/)|url\(|@import|<script|<link|<img", shown)
     for svg in re.findall(r"<svg .*?</svg>", page, re.DOTALL):
         ElementTree.fromstring(svg)
-    assert page.count("<figure>") == page.count("</figure>") == 21
+    assert page.count("<figure ") == page.count("</figure>") == 2
     assert "inlier SQNR</dt>" in page and "bits wasted</dt>" in page
     assert [f.place.split("/")[-1] for f in everything(collect([tmp_path]))] == [
         "ranges.json", "calibration.json"
@@ -380,13 +382,13 @@ def test_hostile_names_stay_text(calibration: Calibration, ranges3: Ranges, tmp_
         bad,
         dataclasses.replace(ranges3, smoothing=smoothing, tensors=named, allowed=[HOSTILE]),
     )
-    assert "<script" not in page
+    assert page.count("<script") == 1  # its own
     assert "&lt;script&gt;alert(1)" in page
     assert not re.search(r"(?<!\\)<script", twin)
     assert "\x1b" not in page + twin
     for svg in re.findall(r"<svg .*?</svg>", page, re.DOTALL):
         ElementTree.fromstring(svg)
-    assert page.count("<figure>") == 21
+    assert page.count("<figure ") == 2
 
 
 def test_1300_tensors_stay_below_6_mb(calibration: Calibration, tmp_path: Path) -> None:
@@ -401,7 +403,7 @@ def test_1300_tensors_stay_below_6_mb(calibration: Calibration, tmp_path: Path) 
     assert len(page.encode()) < LIMIT_BYTES
     assert len(twin.encode()) < LIMIT_BYTES
     assert len(Tables(page).columns("The other tensors")["tensor"]) == 1280
-    assert len(figures(page)) == 20
+    assert len(figures(page)) == 9
 
 
 def test_two_calibrations_are_told_apart(calibration: Calibration, tmp_path: Path) -> None:
@@ -412,7 +414,7 @@ def test_two_calibrations_are_told_apart(calibration: Calibration, tmp_path: Pat
     table = Tables(page).columns("20 worst tensors")
     assert table["model"] == ["base"] * 20 + ["diff"] * 20
     for words in ("worst tensors of base", "worst tensors of diff"):
-        assert f"Histograms and ranges of the 20 {words}" in page
+        assert f"Histograms and ranges of the 9 {words}" in page
 
 
 def test_rendering_loads_no_torch(calibration: Calibration, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_page_lists_them_all(tmp_path: Path) -> None:
     run = collect([tmp_path])
     assert [row[2] for row in kept_table(run).rows] == KEPT
     assert {row[2]: float(row[3]) for row in smoothed_table(run).rows} == SMOOTHED
-    for path in write_report([tmp_path], tmp_path / "out"):
+    for path in write_report([tmp_path], tmp_path / "out")[:2]:
         text = path.read_text("utf-8")
         assert "base, w8a8: smoothed: 3 groups, alpha 0.25 .. 0.75" in text
         assert "base, w4a8: " not in text

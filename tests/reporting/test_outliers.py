@@ -34,6 +34,7 @@ from quantkit.reporting.point_tables import (
 )
 from quantkit.reporting.text import number, quoted
 from quantkit.results import GroupStats, Stats, read_json
+from tests.reporting.drawn import axis, layers, marks, rows, series, tips
 
 V2 = Path(__file__).parent / "fixtures" / "v2"
 
@@ -109,13 +110,20 @@ def test_heat_maps_are_of_heads_alone() -> None:
     stats = stats_of("diff")
     maps = heat_maps(run_of(stats))
     assert [m.title.split(": ")[1] for m in maps] == ["diff, map 1", "diff, map 2", "diff"]
-    assert [len(m.cells) for m in maps] == [6, 6, 6]
+    assert [len(marks(m.panels[0])) for m in maps] == [6, 6, 6]
     worst = per_head(stats)[0]
-    tip = next(c.title for m in maps for c in m.cells if c.opacity == 1.0)
+    tip = next(c["tip"] for m in maps for c in marks(m.panels[0]) if c["o"] == 1.0)
     assert number(worst.abs_top["1"]) in tip
     assert f"layer {worst.layer}, head {worst.head}" in tip
     assert f"key {worst.top[0].key} {worst.top[0].token!r}" in tip
-    assert (maps[2].low, maps[2].high) == ("0.0 %", "100.0 %")
+    ends = [m.ramp for m in maps]
+    assert ends[0] == ends[1] != ends[2]  # both maps on one scale
+    assert ends[2] is not None and (ends[2].low, ends[2].high) == ("0.0 %", "100.0 %")
+    first = marks(maps[0].panels[0])
+    values = {(g.layer, g.head): g.abs_top["1"] for g in per_head(stats) if g.map == 1}
+    assert {(c["layer"], c["column"]) for c in first} == set(values)
+    order = sorted(first, key=lambda c: values[c["layer"], c["column"]])
+    assert [c["o"] for c in order] == sorted(c["o"] for c in order)
 
 
 def test_layers_that_were_not_recorded_take_no_room() -> None:
@@ -123,40 +131,52 @@ def test_layers_that_were_not_recorded_take_no_room() -> None:
     groups = [g for g in stats.points["attention_logit"] if g.layer in (0, 2)]
     points = stats.points | {"attention_logit": groups}
     heat = heat_maps(run_of(dataclasses.replace(stats, points=points)))[0]
-    assert [tick.text for tick in heat.y_ticks] == ["0", "2"]
-    assert len({cell.y for cell in heat.cells}) == 2
+    assert axis(heat.panels[0], "y")["scale"]["domain"] == [0, 2]
+    assert {cell["layer"] for cell in marks(heat.panels[0])} == {0, 2}
 
 
 def test_lines_over_depth() -> None:
     run = run_of(stats_of("base"), stats_of("diff"))
     first, others = depth_charts(run)
     assert (first.title[-11:], others.title[-12:]) == ("first token", "other tokens")
-    assert len(first.series) == len(others.series) == 8
-    assert all(len(series.marks) == 3 for series in (*first.series, *others.series))
+    for chart, token_class in ((first, "first"), (others, "others")):
+        drawn = series(chart.panels[0])
+        assert len(drawn) == len(chart.keys) == 8
+        assert all(len(line.marks) == 3 for line in drawn)
+        groups = [
+            g for g in stats_of("base").points["hidden_state"]
+            if g.layer is not None and g.token_class == token_class
+        ]  # fmt: skip
+        expected = [g.abs_top["1"] for g in sorted(groups, key=lambda g: g.layer or 0)]
+        assert [row["y"] for row in drawn[0].marks] == expected
     entropy, lambdas = entropy_chart(run), lambda_chart(run)
     assert entropy is not None and lambdas is not None
-    names = [series.name for series in entropy.series]
+    names = [key.name for key in entropy.keys]
     assert names == ["base, entropy", "diff, map 1", "diff, map 2", "diff, effective map"]
-    assert all(mark.low is not None for series in entropy.series for mark in series.marks)
-    assert [len(series.marks) for series in lambdas.series] == [3, 3, 3]
+    for line in series(entropy.panels[0]):
+        for mark, span in zip(line.marks, line.spans, strict=True):
+            assert span["y"] <= mark["y"] <= span["y2"]
+    assert [len(line.marks) for line in series(lambdas.panels[0])] == [3, 3, 3]
     assert lambda_chart(run_of(stats_of("base"))) is None
 
 
 def test_channels_of_the_worst_layer() -> None:
     stats = stats_of("diff")
     (chart,) = channel_charts(run_of(stats))
-    assert "channel 3: 300.0" in chart.marks[0].title
-    assert chart.labels[0].text == "3"
-    assert len(chart.marks) == 5
-    assert chart.stems.count("M") == 16
+    assert "channel 3: 300.0" in tips(chart.panels[0])[0]
+    stems, _, points, words = layers(chart.panels[0])
+    assert rows(words)[0]["words"] == "3"
+    assert len(rows(points)) == 5
+    assert len(rows(stems)) == 16
     group = next(g for g in stats.points["hidden_state"] if g.channel_absmax)
     wide = dataclasses.replace(
         group, channel_absmax=[1.0 + (i == 4097) for i in range(5000)] + [0.0, math.inf]
     )
     changed = dataclasses.replace(stats, points={"hidden_state": [wide]})
     (chart,) = channel_charts(run_of(changed))
-    assert "channel 4097: 2.000" in chart.marks[0].title
-    assert chart.stems.count("M") <= 400
+    assert "channel 4097: 2.000" in tips(chart.panels[0])[0]
+    drawn = rows(layers(chart.panels[0])[0])
+    assert len(drawn) <= 400 and 4097 in [row["c"] for row in drawn]
     empty = dataclasses.replace(wide, channel_absmax=[0.0] * 8)
     assert (
         channel_charts(run_of(dataclasses.replace(stats, points={"hidden_state": [empty]}))) == ()

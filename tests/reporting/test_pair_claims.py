@@ -11,7 +11,7 @@ import pytest
 from quantkit.reporting import terminal_tables, write_report
 from quantkit.reporting.collect import Found, Run, collect
 from quantkit.reporting.pair_chance import counts, guess_note
-from quantkit.reporting.pair_charts import bit_panels
+from quantkit.reporting.pair_charts import bit_chart
 from quantkit.reporting.pair_groups import pair_of
 from quantkit.reporting.pair_seeds import Paired, paired
 from quantkit.reporting.pair_tables import (
@@ -129,8 +129,8 @@ def test_a_task_that_both_guess_in_is_named_and_says_nothing(tmp_path: Path) -> 
     assert not any(word in " ".join(rest) for word in ("needles", "icl", "multiple-choice"))
     icl = next(one for one in pair.firsts if one.task == "icl")
     here = "Neither model is above chance here: what quantization does here says nothing."
-    panels = bit_panels(pair, icl)
-    assert panels is not None and panels.note.startswith(here)
+    chart = bit_chart(pair, icl)
+    assert chart is not None and chart.note.startswith(here)
     assert bits_table(pair, icl).note.endswith(here)
     assert bits_table(pair, icl).rows[0][2:] == ("0.000 chance", *["0.000"] * 5)
     assert "Neither model is above chance in needles (N = 1" in needles_table(pair).note
@@ -144,11 +144,11 @@ def test_a_page_of_guesses_puts_them_last(tmp_path: Path) -> None:
     write_guessing(tmp_path, ARMS, "needles", "multiple-choice")
     page, *_ = write_report([tmp_path], tmp_path / "out")
     text = page.read_text("utf-8")
-    titles = re.findall(r"<h3>(.*?)</h3>", text)
+    titles = re.findall(r'<h3 id="[^"]*">(.*?) <a ', text)
     order = [titles.index(name) for name in ("icl accuracy", "multiple-choice acc_norm")]
     assert order == sorted(order)
     # the paper's own stands beside an accuracy that says something
-    assert text.index("HellaSwag, 2.8B parameters (paper)") < text.index(
+    assert text.index("HellaSwag, 2.8B parameters (paper)") < text.rindex(
         "Neither model is above chance here"
     )
 

@@ -120,7 +120,7 @@ def test_seeds_are_of_one_file(other: Sweep, second: str) -> None:
             (cell,) = [c for c in one.cells if (c.model, c.recipe) == (name, recipe)]
             assert cell.value == pytest.approx(np.mean(values))
     assert {c.model for c in one.cells} == {"base (3 seeds)", second}
-    names = {s.name.split(",")[0]: s.colour for s in sweep_charts(run)[0].series}
+    names = {k.name.split(",")[0]: k.colour for k in sweep_charts(run)[0].keys}
     assert len(set(names.values())) == len(names) == 2
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from quantkit.reporting import training_text, write_report
 from quantkit.reporting.text import duration
-from quantkit.reporting.training_charts import growth_panels, loss_panels
+from quantkit.reporting.training_charts import growth_chart, loss_chart
 from quantkit.reporting.training_groups import figures, spaced
 from quantkit.reporting.training_tables import corpus_table, growth_table, models_table
 from quantkit.results import TrainingResult, write_json
+from tests.reporting.drawn import layers, rows, series
 from tests.reporting.planted_pair import ARMS, SEEDS, STEPS, measurement, training
 
 COLOURS = {"baseline": 0, "diff": 1, "diff-v2": 2}
@@ -57,32 +58,38 @@ def test_the_models_table() -> None:
 
 
 def test_loss_curves_of_seeds_are_thin_and_their_mean_is_named() -> None:
-    panels = loss_panels(training(seeds=SEEDS), COLOURS)
-    assert panels is not None
-    (chart,) = panels.charts
-    assert [s.thin for s in chart.series] == [True, True, True, False] * 2
-    assert [s.name for s in panels.series] == [
+    chart = loss_chart("loss", training(seeds=SEEDS), COLOURS)
+    assert chart is not None
+    (panel,) = chart.panels
+    widths = [x["mark"]["strokeWidth"] for x in layers(panel) if x["mark"]["type"] == "line"]
+    assert widths == [1, 1, 1, 2] * 2
+    assert len(series(panel)) == 2  # the means alone have markers
+    assert [key.name for key in chart.keys] == [
         "baseline, each seed", "baseline, mean of 3 seeds", "diff, each seed",
         "diff, mean of 3 seeds",
     ]  # fmt: skip
-    single = loss_panels(training(), COLOURS)
-    assert single is not None and [s.name for s in single.series] == ["baseline", "diff"]
+    single = loss_chart("loss", training(), COLOURS)
+    assert single is not None and [key.name for key in single.keys] == ["baseline", "diff"]
+    (panel,) = single.panels
+    drawn = [x for x in layers(panel) if x["mark"]["type"] == "line"]
+    losses = [point.loss for point in training().models[0].losses]
+    assert [row["y"] for row in rows(drawn[0])] == losses
 
 
 def test_growth_is_drawn_for_every_figure() -> None:
     result = training(seeds=SEEDS)
-    panels = growth_panels(result, COLOURS)
-    assert panels is not None
-    assert [chart.title for chart in panels.charts] == [
+    chart = growth_chart("growth", result, COLOURS)
+    assert chart is not None
+    assert [panel.title for panel in chart.panels] == [
         "max |logit|", "max |hidden state|", "kurtosis of hidden states", "held-out loss",
         "loss added by 4-bit logits, per tensor", "loss added by 4-bit logits, per head",
         "loss added by 4-bit logits, per row", "needles accuracy", "icl accuracy",
         "needles accuracy at 4-bit logits, per row", "icl accuracy at 4-bit logits, per row",
     ]  # fmt: skip
-    for series in panels.charts[0].series:
-        assert len(series.marks) == len(STEPS) and series.area
-        heights = [mark.y for mark in series.marks]
-        assert heights == sorted(heights, reverse=True)
+    for arm, line in zip(ARMS, series(chart.panels[0]), strict=True):
+        found = [[measurement(step, arm, seed).abs_max_logit for seed in SEEDS] for step in STEPS]
+        assert [row["y"] for row in line.marks] == pytest.approx([sum(v) / 3 for v in found])
+        assert [(row["y"], row["y2"]) for row in line.band] == [(min(v), max(v)) for v in found]
 
 
 def test_the_added_loss_is_the_difference() -> None:

@@ -12,13 +12,11 @@ from torch import Tensor
 
 import quantkit
 from quantkit.errors import ProbeError
-from quantkit.jobs import StatsJob, SweepJob
 from quantkit.models.differential import (
     DiffV2ForCausalLM,
 )
 from quantkit.models.families import attention_modules, differential_lambda
 from quantkit.probes import attach
-from quantkit.results import Stats, Sweep, read_json
 from tests.models.differential.v2_oracle import Array, Edit, nll, numpy_logits
 
 
@@ -63,10 +61,7 @@ def test_stats_are_those_of_the_equations(
     v2_model: DiffV2ForCausalLM, v2_folder: Path, text: tuple[Path, list[Tensor]], tmp_path: Path
 ) -> None:
     path, blocks = text
-    out = tmp_path / "stats"
-    job = StatsJob(models=(str(v2_folder),), data=str(path), seq_len=32, samples=4, out=str(out))
-    quantkit.stats(job)
-    stats = read_json(next(out.rglob("stats.json")), Stats)
+    stats = quantkit.stats(v2_folder, path, seq_len=32, samples=4, out=tmp_path / "stats")
     found: dict[int, list[Array]] = {1: [], 2: []}
 
     def keep(logits: Array, which: int) -> Array:
@@ -94,13 +89,10 @@ def test_a_sweep_is_the_equations_with_quantized_logits(
     v2_model: DiffV2ForCausalLM, v2_folder: Path, text: tuple[Path, list[Tensor]], tmp_path: Path
 ) -> None:
     path, blocks = text
-    out = tmp_path / "sweep"
-    job = SweepJob(
-        models=(str(v2_folder),), eval=str(path), calib=None, samples=4, seq_len=32, bits=(16, 4),
-        granularity=("tensor", "head", "row"), recipes=("w8a8:token",), out=str(out),
+    sweep = quantkit.sweep(
+        v2_folder, eval=path, calib=None, samples=4, seq_len=32, bits=(16, 4),
+        granularity=("tensor", "head", "row"), quantize="w8a8:token", out=tmp_path / "sweep",
     )  # fmt: skip
-    quantkit.sweep(job)
-    sweep = read_json(out / "sweep.json", Sweep)
     cells = {c.recipe: c for c in sweep.cells if c.metric == "perplexity"}
 
     def rounded(over: tuple[int, ...]) -> Edit:
