@@ -76,7 +76,8 @@ def require_trustworthy(
         guards = sorted({guard for found in stopping.values() for guard in found})
         raise RangeError(
             f"{len(stopping)} ranges cannot be trusted: {'; '.join(said)}{more}. Mend the model or "
-            f"the data, or accept it: --allow {','.join(guards)} (recorded in ranges.json)."
+            f"the data, or accept it: quantkit calibrate --allow {','.join(guards)} (recorded in "
+            "ranges.json)."
         )
     return {name: sorted(found) for name, found in failed.items() if found}
 
