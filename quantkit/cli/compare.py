@@ -115,8 +115,11 @@ def compare(
         job = CompareJob.of_pair(**own)
 
     def view(folder: Path) -> str:
-        written = "\n        ".join(map(str, write_report([folder], folder)))
-        return f"{terminal_tables(folder)}\nreport: {written}\n"
+        page, twin, *pictures = write_report([folder], folder)
+        return (
+            f"{terminal_tables(folder)}\nreport: {page}\n        {twin}, {len(pictures)} pictures "
+            "beside it\n"
+        )
 
     run_job(
         "compare",

@@ -39,7 +39,7 @@ def report(
     """Write one HTML page from the files of earlier runs.
 
     The page is self-contained; a Markdown twin, report.md, lies beside it with its charts in
-    figures/. The paths of all files are printed. Statistics of a baseline and a differential model
+    figures/. The paths of both are printed. Statistics of a baseline and a differential model
     with a sweep over both make a page on the pair, beside the paper's own figures.
 
     Reads stats.json, ranges.json, calibration.json, sensitivity.json, sweep.json, export.json,
@@ -56,6 +56,6 @@ def report(
     if out is None:
         one = run[0] if run[0].is_dir() else run[0].parent
         out = one if len(run) == 1 else Path("reports") / "report"
-    written = write_report(run, out, against=against)
+    page, twin, *_pictures = write_report(run, out, against=against)
     if not quiet:
-        typer.echo("\n".join(map(str, written)))
+        typer.echo(f"{page}\n{twin}")

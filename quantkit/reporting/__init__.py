@@ -1,4 +1,4 @@
-"""JSON in, HTML and Markdown out; never loads torch, and what draws only where a page is written."""
+"""JSON in, HTML and Markdown out; never loads torch, nor what draws before a page is written."""
 
 from __future__ import annotations
 

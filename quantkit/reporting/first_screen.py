@@ -14,7 +14,6 @@ from quantkit.reporting.drawing import Chart
 from quantkit.reporting.groups import HIDDEN, LOGIT
 from quantkit.reporting.outlier_tables import figures_of, largest_logits, topk_table
 from quantkit.reporting.pair_chance import counts
-from quantkit.reporting.pair_charts import bit_chart
 from quantkit.reporting.pair_groups import Pair, fewest_level, pair_of
 from quantkit.reporting.pair_verdict import pair_verdict, training_verdict
 from quantkit.reporting.paper import ALL_READING, BASELINE, DIFF, TABLE_5, VALID_READING
@@ -73,33 +72,61 @@ def _screen(run: Run) -> FirstScreen:
 def _pair_screen(pair: Pair, run: Run) -> FirstScreen:
     shipped = recommendation(run)
     told = _spoken(pair)
-    chart = None if told is None else bit_chart(pair, told, with_paper=False)
     return FirstScreen(
         sentences=(
             _pair_outliers(pair),
             *(() if told is None else (_pair_bits(pair, told),)),
             *((" ".join(shipped.sentences),) if shipped is not None else ()),
         ),
-        table=_papers_reading(topk_table(run, paper=True)),
-        charts=_there(chart),
+        table=_papers_reading(topk_table(run, paper=True, narrow=True)),
+        charts=sweep_charts(_dynamic(run))[:1],
         export=shipped,
         more=(*pair_verdict(pair, run), *verdict.stage_verdicts(run)),
     )
 
 
 def _papers_reading(table: Table) -> Table:
-    """Returns Table 5 without the rows of valid positions where the paper's reading is there too.
+    """Returns Table 5 of the paper's reading alone, where it was measured, without that column.
 
-    Those stand in the table below; the first screen compares like with like.
+    Rows of valid positions stand in the table below; here like is compared with like.
     """
-    place = table.columns.index("reading") if "reading" in table.columns else None
-    if place is None or not any(row[place] == ALL_READING for row in table.rows):
+    if "reading" not in table.columns:
         return table
-    left = [i for i, row in enumerate(table.rows) if row[place] == VALID_READING]
-    # a ratio has no reading where its rows have one: it goes with them
-    ratios = {i + 1 for i in left if table.rows[i + 1 : i + 2] and not table.rows[i + 1][place]}
-    rows = tuple(r for i, r in enumerate(table.rows) if i not in ratios and i not in left)
-    return replace(table, rows=rows)
+    place = table.columns.index("reading")
+    rows = table.rows
+    if any(row[place] == ALL_READING for row in rows):
+        gone = {i for i, row in enumerate(rows) if row[place] == VALID_READING}
+        # their ratio has no reading of its own, and follows them
+        gone |= {i + 1 for i in gone if i + 1 < len(rows) and not rows[i + 1][place]}
+        rows = tuple(row for i, row in enumerate(rows) if i not in gone)
+    note = (
+        f"|x| at each rank, pooled over layers, heads and maps; logits over {ALL_READING}. "
+        "(paper): the paper's own, at 2.8B parameters."
+    )
+    return replace(
+        table,
+        columns=(*table.columns[:place], *table.columns[place + 1 :]),
+        rows=tuple((*row[:place], *row[place + 1 :]) for row in rows),
+        text_columns=table.text_columns - 1,
+        note=note,
+    )
+
+
+def _dynamic(run: Run) -> Run:
+    """Returns the run without logits on static ranges, which are told below."""
+    return replace(
+        run,
+        sweeps=tuple(
+            replace(
+                found,
+                result=replace(
+                    found.result,
+                    cells=[c for c in found.result.cells if not c.recipe.endswith(":static")],
+                ),
+            )
+            for found in run.sweeps
+        ),
+    )
 
 
 def _there(chart: Chart | None) -> tuple[Chart, ...]:

@@ -171,7 +171,8 @@ def test_report(tmp_path: Path, invoke: Invoke) -> None:
     shutil.copytree(V1, tmp_path / "run")
     code, out, _ = invoke("report", str(tmp_path / "run"))
     assert code == 0
-    html, twin, *figures = map(Path, out.split())
+    html, twin = map(Path, out.split())
+    figures = list((tmp_path / "run" / "figures").iterdir())
     assert (html, twin) == (tmp_path / "run" / "report.html", tmp_path / "run" / "report.md")
     assert figures and {path.suffix for path in figures} == {".svg"}
     assert all(path.is_file() for path in (html, twin, *figures))
