@@ -115,11 +115,8 @@ def compare(
         job = CompareJob.of_pair(**own)
 
     def view(folder: Path) -> str:
-        page, twin, *pictures = write_report([folder], folder)
-        return (
-            f"{terminal_tables(folder)}\nreport: {page}\n        {twin}, {len(pictures)} pictures "
-            "beside it\n"
-        )
+        written = "\n        ".join(map(str, write_report([folder], folder)[:2]))
+        return f"{terminal_tables(folder)}\nreport: {written}\n"
 
     run_job(
         "compare",

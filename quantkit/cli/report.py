@@ -56,6 +56,6 @@ def report(
     if out is None:
         one = run[0] if run[0].is_dir() else run[0].parent
         out = one if len(run) == 1 else Path("reports") / "report"
-    page, twin, *_pictures = write_report(run, out, against=against)
+    written = write_report(run, out, against=against)
     if not quiet:
-        typer.echo(f"{page}\n{twin}")
+        typer.echo("\n".join(map(str, written[:2])))
