@@ -90,15 +90,15 @@ def _papers_reading(table: Table) -> Table:
 
     Rows of valid positions stand in the table below; here like is compared with like.
     """
-    if "reading" not in table.columns:
-        return table
-    place = table.columns.index("reading")
+    place = table.columns.index("reading") if "reading" in table.columns else -1
     rows = table.rows
-    if any(row[place] == ALL_READING for row in rows):
-        gone = {i for i, row in enumerate(rows) if row[place] == VALID_READING}
-        # their ratio has no reading of its own, and follows them
-        gone |= {i + 1 for i in gone if i + 1 < len(rows) and not rows[i + 1][place]}
-        rows = tuple(row for i, row in enumerate(rows) if i not in gone)
+    own = [row[place] for row in rows if not row[1].endswith("(paper)")]
+    if place < 0 or ALL_READING not in own:
+        return table
+    gone = {i for i, row in enumerate(rows) if row[place] == VALID_READING}
+    # their ratio has no reading of its own, and follows them
+    gone |= {i + 1 for i in gone if i + 1 < len(rows) and not rows[i + 1][place]}
+    rows = tuple(row for i, row in enumerate(rows) if i not in gone)
     note = (
         f"|x| at each rank, pooled over layers, heads and maps; logits over {ALL_READING}. "
         "(paper): the paper's own, at 2.8B parameters."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from quantkit.jobs import (
     StatsJob,
     SweepJob,
 )
-from quantkit.jobs.config_file import CONFIG_FILE, option_of
+from quantkit.jobs.config_file import CONFIG_FILE, NOTHING, option_of
 from quantkit.reporting.collect import FILE_NAMES, SEARCH_FOLDER
 from quantkit.reporting.text import Table
 from quantkit.results import read_plain
@@ -35,7 +34,7 @@ _JOBS: Final[dict[str, type[Any]]] = {
     "compare": CompareJob,
 }
 _ARGUMENTS: Final = ("models", "model", "float_graph", "quantized_graph")
-"""Fields that a command takes without an option's name, in this order."""
+"""Fields that a command takes without an option's name, in the order of the job."""
 
 
 def commands_table(run_folders: Sequence[Path]) -> Table:
@@ -61,37 +60,42 @@ def commands_table(run_folders: Sequence[Path]) -> Table:
 
 
 def command_of(plain: dict[str, Any], folder: Path) -> str:
-    """Returns the command line of a `run.json`, quoted for a shell."""
+    """Returns the command line of a `run.json`, quoted for a shell.
+
+    What no command line can say, such as a name with a comma in a list, is left to the saved
+    config; so is a training, whose argument that file is.
+    """
     command = str(plain.get("command", ""))
     config: dict[str, Any] = plain.get("config", {})
+    end = ["--out", str(folder)]
     if command == "train":
-        return shlex.join(["quantkit", "train", str(folder / CONFIG_FILE), "--out", str(folder)])
+        return shlex.join(["quantkit", "train", str(folder / CONFIG_FILE), *end])
     job = _JOBS.get(command)
     defaults = {} if job is None else _defaults(job)
-    words = ["quantkit", command]
-    for name in _ARGUMENTS:
-        value = config.get(name)
-        words += [str(v) for v in value] if isinstance(value, list) else [value] if value else []
+    words: list[str] = []
+    places: list[str] = []
     for name, value in config.items():
-        if name in _ARGUMENTS or value in (None, []) or defaults.get(name, _MISSING) == value:
+        if name in _ARGUMENTS:
+            places += map(
+                str, value if isinstance(value, list) else [] if value is None else [value]
+            )
+        elif name in defaults and defaults[name] == value:
             continue
-        option = f"--{option_of(name)}"
-        if value is True:
-            words.append(option)
-        elif value is not False:
-            words += [option, _value(value)]
-    return shlex.join([*words, "--out", str(folder)])
-
-
-_MISSING: Final = object()
+        elif isinstance(value, bool):
+            words += [f"--{option_of(name)}"] if value else []
+        elif isinstance(value, list) and any("," in str(part) for part in value):
+            return shlex.join(["quantkit", command, "--config", str(folder / CONFIG_FILE), *end])
+        else:
+            words += [f"--{option_of(name)}", _value(value)]
+    # what looks like an option is none behind the dashes
+    dashes = ["--"] if any(place.startswith("-") for place in places) else []
+    return shlex.join(["quantkit", command, *words, *end, *dashes, *places])
 
 
 def _value(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(map(_value, value))
-    if isinstance(value, float) and math.isfinite(value) and value == int(value):
-        return str(int(value)) if abs(value) >= 1 or value == 0 else repr(value)
-    return str(value)
+    if value is None or value == []:
+        return NOTHING
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _defaults(job: type[Any]) -> dict[str, Any]:
