@@ -80,15 +80,16 @@ def _small(png: bytes) -> bytes:
         return png
     cut = io.BytesIO()
     with Image.open(io.BytesIO(png)) as picture:
-        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(cut, "PNG", optimize=True)
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few.save(cut, "PNG", optimize=True)
     return min(png, cut.getvalue(), key=len)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--out", type=Path, help="folder of the pictures; RUN/screenshots if absent")
+    parser.add_argument("--out", type=Path, help="folder of the pictures")
     parser.add_argument("--whole", action="store_true", help="also the whole page, as one picture")
     given = parser.parse_args()
-    for path in main(given.run, given.out or given.run / "screenshots", whole=given.whole):
+    for path in main(given.run, given.out or given.run, whole=given.whole):
         print(f"{path} {path.stat().st_size / 1e3:.0f} kB")

@@ -30,6 +30,8 @@ from quantkit.reporting.text import number, printable
 from quantkit.reporting.theme import LIGHT, hue
 
 TICK_FORMAT: Final = ",.6~g"
+_SMALLEST, _LARGEST = -307.0, 308.0
+"""Powers of ten that an axis can reach."""
 _FAINTEST: Final = 0.06
 """Opacity of a heat map's smallest value, which shows that there is a cell."""
 
@@ -214,7 +216,7 @@ def _rule(level: float, words: str, x: alt.X, y: alt.Y) -> list[alt.Chart]:
 
 
 def _nothing(x: alt.X, y: alt.Y) -> alt.Chart:
-    nothing: alt.Chart = _of([]).mark_point().encode(x=x, y=y)
+    nothing: alt.Chart = _of([]).mark_point(aria=False).encode(x=x, y=y)
     return nothing
 
 
@@ -289,7 +291,9 @@ def padded(values: Sequence[float], log: bool) -> tuple[float, float]:
     low, high = min(ends), max(ends)
     pad = 0.06 * (high - low) or 0.5
     low, high = low - pad, high + pad
-    return (10.0**low, 10.0**high) if log else (low, high)
+    if not log:
+        return low, high
+    return 10.0 ** max(low, _SMALLEST), 10.0 ** min(high, _LARGEST)
 
 
 def nice_ticks(low: float, high: float, log: bool) -> list[float]:

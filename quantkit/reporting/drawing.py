@@ -339,7 +339,8 @@ def _titled(panel: Panel) -> dict[str, Any]:
     if not panel.title:
         return panel.view
     caption = _wrapped(panel.caption, 44) if panel.caption else []
-    return panel.view | {"title": {"text": printable(panel.title), "subtitle": caption}}
+    title = {"text": printable(panel.title), "subtitle": caption}
+    return panel.view | {"title": title}
 
 
 def _plain(spec: Spec) -> dict[str, Any]:
@@ -375,7 +376,7 @@ _CONFIG: Final = {
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False},
-    "text": {"color": LIGHT["ink"], "fontSize": 12},
+    "text": {"color": LIGHT["ink"], "fontSize": 12, "aria": False},
     "title": {
         "color": LIGHT["ink"], "fontSize": 13, "subtitleColor": LIGHT["soft"],
         "subtitleFontSize": 12, "fontWeight": 600, "subtitlePadding": 4, "offset": 12,

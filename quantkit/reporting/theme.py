@@ -4,8 +4,8 @@ A picture is drawn in the light colours. A page, and a file for dark pages, then
 their place by CSS: a rule for each colour outranks the attribute that Vega wrote. So a renderer
 that knows no style sheets shows the light ones.
 
-The hues stay apart for people with red-green blindness, and each has a contrast of 3:1 or more
-with its page (`tests/reporting/test_theme.py`).
+The hues stay apart in lightness for people with red-green blindness, and each has a contrast of
+3:1 or more with its page (`tests/reporting/test_theme.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 LIGHT: Final[dict[str, str]] = {
     "page": "#fcfcfb", "ink": "#1c1c1a", "soft": "#5d5c57", "rule": "#dddbd3", "panel": "#f3f2ee",
     "warn": "#8a4b00",
-    "c0": "#2a6fdb", "c1": "#c2410c", "c2": "#0f8a5f", "c3": "#9333b8",
-    "c4": "#a16207", "c5": "#be185d", "c6": "#0e7490", "c7": "#57534e",
+    "c0": "#2a6fdb", "c1": "#c2410c", "c2": "#26998b", "c3": "#7000ff",
+    "c4": "#473d12", "c5": "#91157d", "c6": "#0a93c2", "c7": "#4a4743",
 }  # fmt: skip
 DARK: Final[dict[str, str]] = {
     "page": "#191918", "ink": "#ecebe6", "soft": "#a9a79f", "rule": "#3a3935", "panel": "#232321",
     "warn": "#f0b35e",
-    "c0": "#6ea8ff", "c1": "#fb8a55", "c2": "#45c795", "c3": "#cf8bee",
-    "c4": "#dcae3f", "c5": "#f47bb0", "c6": "#4fc3dc", "c7": "#b5b1aa",
+    "c0": "#6ea8ff", "c1": "#fb8a55", "c2": "#318178", "c3": "#8d33ff",
+    "c4": "#f2c400", "c5": "#da0bb9", "c6": "#92d4f9", "c7": "#c2c0bc",
 }  # fmt: skip
 COLOURS: Final = 8
 """Number of hues, `c0` to `c7`; further models start over."""

@@ -86,9 +86,10 @@ def names_of(panel: Panel, which: str = "x") -> list[str]:
 
 
 def symbols(svg: str) -> list[tuple[str, ElementTree.Element]]:
-    """Every mark of a picture that has words, with them."""
+    """Every mark of a picture that has words, with them; titles of a file are none."""
     root = ElementTree.fromstring(svg)
-    return [(e.get("aria-label", ""), e) for e in root.iter() if e.get("role") == SYMBOL]
+    found = [(e.get("aria-label", ""), e) for e in root.iter() if e.get("role") == SYMBOL]
+    return [pair for pair in found if not pair[0].startswith(("Title text", "Subtitle text"))]
 
 
 def place(element: ElementTree.Element) -> tuple[float, float]:
