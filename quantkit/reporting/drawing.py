@@ -111,19 +111,8 @@ class Chart:
 
 
 def data_of(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
-    """Returns the rows of a view, foreign text without control characters.
-
-    As a tuple, which altair does not copy at every step.
-    """
-    return alt.InlineData(
-        values=tuple(
-            {
-                key: printable(value) if isinstance(value, str) else value
-                for key, value in row.items()
-            }
-            for row in rows
-        )
-    )
+    """Returns the rows of a view; as a tuple, which altair does not copy at every step."""
+    return alt.InlineData(values=tuple(rows))
 
 
 def together(
@@ -386,10 +375,22 @@ _CONFIG: Final = {
 
 
 def _drawn(view: dict[str, Any]) -> str:
-    """Returns the SVG that Vega draws, numbers cut to a hundredth of a pixel."""
-    text = vl_convert.vegalite_to_svg(view | {"config": _CONFIG})
+    """Returns the SVG that Vega draws, numbers cut to a hundredth of a pixel.
+
+    A character that XML does not have would end the process (vl-convert 1.9), so none may pass.
+    """
+    text = vl_convert.vegalite_to_svg(_safe(view) | {"config": _CONFIG})
     text = _ROLE_WORDS.sub("", text)
     return _PATHS.sub(lambda match: _DIGITS.sub(_rounded, match[0]), text)
+
+
+def _safe(value: Any) -> Any:
+    """Returns the value with every text in it printable and whole."""
+    if isinstance(value, str):
+        return printable(value).encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_safe(key): _safe(item) for key, item in value.items()}
+    return [_safe(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _rounded(match: re.Match[str]) -> str:

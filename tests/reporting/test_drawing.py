@@ -29,7 +29,7 @@ from quantkit.reporting.theme import LIGHT
 from tests.reporting.drawn import SVG, axis, marks, place, symbols, tips
 
 REAL = Path(__file__).parents[2] / "reports" / "pair"
-HOSTILE = "</svg><script>alert(1)</script>\"'&\x1b[31m\u202e注意"
+HOSTILE = "</svg><script>alert(1)</script>\"'&\x1b[31m\x00\u202e\ufffe\ud800\u2028注意"
 
 
 def chart_of(*ys: float, log: bool = False, name: str = "a", tip: str = "tip") -> Chart:
