@@ -270,8 +270,9 @@ def require_passed(folder: Path) -> None:
             if not parity.passed
         ]
         raise GateError(
-            f"{folder}: the exported graph is outside the parity gates: {failed[0]}; the files "
-            "stay, see export.json and quantizers.json."
+            f"{folder}: the exported graph is outside the parity gates"
+            f"{f': {failed[0]}' if failed else ''}; the files stay, see export.json and "
+            "quantizers.json."
         )
 
 

@@ -105,7 +105,10 @@ def worker() -> Any:
 def differences(one: Any, other: Any, path: str = "", name: str = "") -> Iterator[str]:
     """Yields where two results differ by more than is promised."""
     if dataclasses.is_dataclass(one):
-        one, other = vars(one), vars(other)
+        one, other = (
+            {f.name: getattr(side, f.name) for f in dataclasses.fields(side)}
+            for side in (one, other)
+        )
     if isinstance(one, dict) and one.keys() == other.keys():
         for key in one:
             yield from differences(one[key], other[key], f"{path}.{key}", key)
@@ -225,7 +228,8 @@ def test_torchrun_writes_the_file_of_one_process(folder: Path) -> None:
     before = (folder / "three" / "stats.json").stat().st_mtime_ns
     again = finish(start(2, *stats_of(folder, "three")))
     assert [code for code, _, _ in again] == [0, 0]
-    assert again[0][2] == f"done: {folder / 'three'}\n" and again[1][1:] == ("", "")
+    assert again[0][2].splitlines()[-1] == f"done: {folder / 'three'}"
+    assert again[1][1:] == ("", "")
     assert (folder / "three" / "stats.json").stat().st_mtime_ns == before
 
 
@@ -249,7 +253,8 @@ def test_a_bad_path_is_one_line_of_one_process(folder: Path) -> None:
     arguments[3] = str(folder / "tinny")
     first, second = finish(start(2, *arguments))
     assert (first[0], second[0]) == (2, 2)
-    assert first[2].startswith("error: model ") and first[2].count("\n") == 1
+    *before, last = first[2].splitlines()  # a slow start is told
+    assert last.startswith("error: model ") and set(before) <= {f"loading {folder / 'tinny'}"}
     assert second[1:] == ("", "")
 
 
@@ -270,13 +275,17 @@ def test_a_process_that_is_killed_ends_the_one_that_waits_for_it() -> None:
 def test_an_interrupt_ends_all(folder: Path) -> None:
     started = start(2, *stats_of(folder, "interrupted", "--samples", "10000", "--batch-size", "1"))
     assert started[0].stderr is not None
-    assert started[0].stderr.readline().startswith("statistics of tiny")
+    line = started[0].stderr.readline()
+    assert (line if "loading" not in line else started[0].stderr.readline()).startswith(
+        "statistics of tiny"
+    )
     time.sleep(0.2)
     for process in started:
         process.send_signal(signal.SIGINT)
     first, second = finish(started)
     assert first[0] == 130 and second[0] == 130
-    assert first[2] == "interrupted: finished work is kept; the same command goes on from there.\n"
+    said = "interrupted: finished work is kept; the same command goes on from there."
+    assert first[2].splitlines()[-1] == said
     assert second[1:] == ("", "")
 
 
