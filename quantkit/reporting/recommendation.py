@@ -9,7 +9,7 @@ from typing import Final
 from quantkit.reporting.blocks import Recommendation
 from quantkit.reporting.collect import Run
 from quantkit.reporting.export_tables import recipe_of
-from quantkit.reporting.text import NOT_AVAILABLE, Table, number, share, size
+from quantkit.reporting.text import NOT_AVAILABLE, Table, number, size
 from quantkit.results import Accuracy, AutoResult, Export
 
 BUDGET_FRAC: Final = 0.02
@@ -211,7 +211,6 @@ def _row(result: Export) -> tuple[str, ...]:
         f"{before / after:.2f}x" if before and after else NOT_AVAILABLE,
         f"{decode[0] / decode[1]:.2f}x" if decode[0] and decode[1] else NOT_AVAILABLE,
         _size_words(result).replace(" instead of ", " of "),
-        share(len(result.kept) / max(1, len(result.kept) + len(result.quantizers))),
     )
 
 
@@ -230,10 +229,8 @@ def _change_cell(accuracy: Accuracy | None) -> str:
 def _table(rows: tuple[tuple[str, ...], ...]) -> Table:
     return Table(
         title="What it costs",
-        columns=(
-            "model", "recipe", "gates", "against float", "prefill", "decode", "size", "in float",
-        ),
+        columns=("model", "recipe", "gates", "against float", "prefill", "decode", "size"),
         rows=rows,
         text_columns=3,
         note="Perplexity as quantized / float, paired 95 % interval; speed in ONNX Runtime.",
-    )  # fmt: skip
+    )
