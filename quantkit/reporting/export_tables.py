@@ -139,30 +139,37 @@ def smoothed_table(run: Run) -> Table:
 def parity_table(run: Run) -> Table:
     """Returns every comparison of ONNX Runtime with torch, by graph and shape."""
     rows = []
+    against: dict[str, None] = {}
     for found in run.exports:
         for graph, checks in found.result.parity.items():
             for check in checks:
+                against[f"{graph}: against {check.reference}"] = None
                 shape = f"{check.batch} x {check.seq_len} + {check.cached}"
                 figures = (check.max_abs, check.cosine, check.top1_agreement)
                 verdict = "passed" if check.passed else "FAILED"
                 texts = (number(figures[0]), number(figures[1], 7), share(figures[2]))
                 name = found.result.model.name
-                rows.append((name, graph, check.reference, verdict, shape, *texts))
+                rows.append((name, graph, verdict, shape, *texts))
     return Table(
         title="Parity",
         columns=(
-            "model", "graph", "reference", "gate", "batch x tokens + cached", "max abs", "cosine",
-            "top-1",
+            "model", "graph", "gate", "batch x tokens + cached", "max abs", "cosine", "top-1",
         ),
         rows=tuple(rows),
-        text_columns=4,
+        text_columns=3,
         note="max abs: largest difference of an output logit; top-1: share of positions with the "
-        "same best token.",
+        f"same best token. {'; '.join(against)}.",
     )  # fmt: skip
 
 
 def latency_table(run: Run) -> Table:
-    """Returns every latency that was measured."""
+    """Returns every latency that was measured; what a call was is in the note."""
+    sizes = {
+        f"{what.replace('_', ' ')}: {value:,.0f}": None
+        for found in run.exports
+        for what, value in found.result.latency_ms.items()
+        if what.endswith(_COUNTS)
+    }
     return Table(
         title="Latency",
         columns=("model", "recipe", "what", "ms"),
@@ -170,9 +177,15 @@ def latency_table(run: Run) -> Table:
             (found.result.model.name, found.result.recipe, what, number(value))
             for found in run.exports
             for what, value in found.result.latency_ms.items()
+            if not what.endswith(_COUNTS)
         ),
         text_columns=3,
+        note=f"{'; '.join(sizes)}." if sizes else "",
     )
+
+
+_COUNTS: Final = ("_tokens", "_cached")
+"""Ends of what stands among the latencies and is a number of tokens."""
 
 
 def file_table(run: Run) -> Table:
