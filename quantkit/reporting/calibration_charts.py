@@ -14,7 +14,8 @@ import altair as alt
 from quantkit.reporting.calibration_groups import calibrations, chosen, methods, worst_first
 from quantkit.reporting.charts import TICK_FORMAT, Line, Value, line_chart
 from quantkit.reporting.collect import Run
-from quantkit.reporting.drawing import SHAPES, SMALL_WIDTH, Chart, Panel, Spec, data_of, together
+from quantkit.reporting.drawing import SHAPES, SMALL_WIDTH, Chart, Panel, data_of, together
+from quantkit.reporting.svg import Spec
 from quantkit.reporting.text import clipped, decibels, interval, number, printable, small_share
 from quantkit.reporting.theme import LIGHT, hue
 from quantkit.results import Calibration, DrawnHistogram, MethodRange, TensorDiagnosis

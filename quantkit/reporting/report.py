@@ -21,9 +21,10 @@ from quantkit.reporting.calibration_definitions import CALIBRATION_DEFINITIONS
 from quantkit.reporting.collect import Run, collect, everything
 from quantkit.reporting.definitions import DEFINITIONS, Definition
 from quantkit.reporting.diagnosis_tables import diagnoses
-from quantkit.reporting.drawing import Chart, file_svg, is_ours, key_svg, page_svg
+from quantkit.reporting.drawing import Chart, key_svg, page_svg
 from quantkit.reporting.first_screen import first_screen
 from quantkit.reporting.pair_definitions import pair_definitions
+from quantkit.reporting.picture_files import file_svg, is_ours
 from quantkit.reporting.sections import sections
 from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
 from quantkit.reporting.sweep_definitions import sweep_definitions

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from quantkit.reporting.collect import Found, Run
-from quantkit.reporting.drawing import Chart, file_svg, page_svg
+from quantkit.reporting.drawing import Chart, page_svg
+from quantkit.reporting.picture_files import file_svg
 from quantkit.reporting.surface_charts import surface_charts
 from quantkit.reporting.text import number
 from quantkit.results import MagnitudeSurface, Stats, read_json
