@@ -57,7 +57,7 @@ class Panel:
     caption: str = ""
     """Below its title."""
     rows: int = 0
-    """Marks with a value in it."""
+    """Values that are drawn; each is a mark with words, but in a surface a block of cells is."""
     keys: tuple[Key, ...] = ()
     note: str = ""
     """What could not be drawn."""

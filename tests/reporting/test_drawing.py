@@ -123,7 +123,13 @@ def test_every_chart_of_a_real_run_is_sound() -> None:
         assert not [e for e in root.iter() if e.get("id")]  # two pictures of a page could clash
         said = [words for words, _ in symbols(text)]
         assert said == [tip for panel in chart.panels for tip in tips(panel)]
-        assert all(len(marks(panel)) == panel.rows for panel in chart.panels)
+        for panel in chart.panels:
+            shared = chart.name.startswith("surface-")  # a block of cells has one mark
+            assert (
+                (0 < len(marks(panel)) < panel.rows)
+                if shared
+                else (len(marks(panel)) == panel.rows)
+            )
 
 
 def test_a_file_is_known_by_its_hash() -> None:
