@@ -430,3 +430,21 @@ def test_rendering_loads_no_torch(calibration: Calibration, tmp_path: Path) -> N
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_page_that_is_too_large_is_cut_and_says_so(
+    calibration: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = calibration.tensors[:-1]
+    many = [dataclasses.replace(seen[i % len(seen)], name=f"linear_input/{i}") for i in range(1300)]
+    result = dataclasses.replace(calibration, tensors=many)
+    whole, twin = rendered(tmp_path / "whole", result)
+    assert "rows; the result files have all" not in whole and "Left out here" not in whole
+    for share, pictures in ((0.8, True), (0.05, False)):
+        limit = int(share * len(whole.encode()))
+        monkeypatch.setattr("quantkit.reporting.report.MOST_BYTES", limit)
+        page, again = rendered(tmp_path / str(share), result)
+        assert re.search(r"The first [\d,]+ of 1,280 rows; the result files have all", page)
+        assert ("Left out here for its size: it is figures/" not in page) == pictures
+        assert len(page.encode()) <= limit or not pictures
+        assert again.count("\n") == twin.count("\n")  # the twin has all
