@@ -85,6 +85,11 @@ def names_of(panel: Panel, which: str = "x") -> list[str]:
     return list(json.loads(words[1]))
 
 
+def without_names(page: str) -> str:
+    """The page without the spans that give headings and tables their names."""
+    return re.sub(r'<span id="[^"]*_name">(.*?)</span>', r"\1", page)
+
+
 def symbols(svg: str) -> list[tuple[str, ElementTree.Element]]:
     """Every mark of a picture that has words, with them; titles of a file are none."""
     root = ElementTree.fromstring(svg)

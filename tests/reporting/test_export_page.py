@@ -13,6 +13,7 @@ from quantkit.reporting.collect import Run, collect
 from quantkit.reporting.export_tables import kept_table, notes, smoothed_table
 from quantkit.reporting.verdict import verdict
 from quantkit.results import Export, Stats, Sweep, read_json, write_json
+from tests.reporting.drawn import without_names
 
 V3 = Path(__file__).parent.parent / "results" / "fixtures" / "v3"
 KEPT = [f"linear_input/model.layers.{i}.mlp.down_proj" for i in (28, 11, 2, 29)]
@@ -51,7 +52,7 @@ def test_the_page_lists_them_all(tmp_path: Path) -> None:
     assert [row[2] for row in kept_table(run).rows] == KEPT
     assert {row[2]: float(row[3]) for row in smoothed_table(run).rows} == SMOOTHED
     for path in write_report([tmp_path], tmp_path / "out")[:2]:
-        text = path.read_text("utf-8")
+        text = without_names(path.read_text("utf-8"))
         assert "base, w8a8: smoothed: 3 groups, alpha 0.25 .. 0.75" in text
         assert "base, w4a8: " not in text
         assert "Quantizers left in float (4 rows)" in text

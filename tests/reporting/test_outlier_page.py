@@ -18,7 +18,7 @@ from quantkit.reporting.outlier_charts import heat_maps
 from quantkit.reporting.outlier_tables import outlier_table
 from quantkit.reporting.verdict import verdict
 from quantkit.results import GroupStats, Stats, read_json, write_json
-from tests.reporting.drawn import symbols
+from tests.reporting.drawn import symbols, without_names
 
 V2 = Path(__file__).parent / "fixtures" / "v2"
 V1_STATS = Path(__file__).parent.parent / "results" / "fixtures" / "v1" / "base" / "stats.json"
@@ -41,7 +41,7 @@ def per_head(stats: Stats) -> list[GroupStats]:
 
 def rendered(folder: Path, out: Path) -> tuple[str, str]:
     page, twin, *_ = write_report([folder], out)
-    return page.read_text("utf-8"), twin.read_text("utf-8")
+    return without_names(page.read_text("utf-8")), twin.read_text("utf-8")
 
 
 def without_script(page: str) -> str:

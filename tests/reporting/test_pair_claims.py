@@ -26,6 +26,7 @@ from quantkit.reporting.pair_verdict import (
     training_verdict,
 )
 from quantkit.results import Stats, Sweep, read_json, write_json
+from tests.reporting.drawn import without_names
 from tests.reporting.planted_pair import (
     ARMS,
     SEEDS,
@@ -144,7 +145,7 @@ def test_a_page_of_guesses_puts_them_last(tmp_path: Path) -> None:
     write_guessing(tmp_path, ARMS, "needles", "multiple-choice")
     page, *_ = write_report([tmp_path], tmp_path / "out")
     text = page.read_text("utf-8")
-    titles = re.findall(r'<h3 id="[^"]*">(.*?) <a ', text)
+    titles = re.findall(r'<h3 id="[^"]*">(.*?) <a ', without_names(text))
     order = [titles.index(name) for name in ("icl accuracy", "multiple-choice acc_norm")]
     assert order == sorted(order)
     # the paper's own stands beside an accuracy that says something

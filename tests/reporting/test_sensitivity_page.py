@@ -20,7 +20,7 @@ from quantkit.reporting.sensitivity_definitions import SENSITIVITY_DEFINITIONS
 from quantkit.reporting.sensitivity_tables import notes
 from quantkit.reporting.verdict import verdict
 from quantkit.results import KeptPoint, Sensitivity, UnitSensitivity, read_json, write_json
-from tests.reporting.drawn import names_of, series
+from tests.reporting.drawn import names_of, series, without_names
 
 KEPT = Path(__file__).parent.parent / "results/fixtures/v3/base/sensitivity.json"
 HOSTILE = "<script>alert(1)</script></svg></title>\"'&|`*x*`\x1b[31m\nnext"
@@ -100,7 +100,7 @@ def rendered(folder: Path, *results: Sensitivity) -> tuple[str, str]:
     for i, result in enumerate(results):
         write_json(folder / "runs" / str(i) / "sensitivity.json", result)
     page, twin, *_ = write_report([folder / "runs"], folder / "out")
-    return page.read_text("utf-8"), twin.read_text("utf-8")
+    return without_names(page.read_text("utf-8")), twin.read_text("utf-8")
 
 
 def value_of(text: str) -> float:
