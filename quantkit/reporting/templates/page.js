@@ -34,12 +34,15 @@ function show(mark, { aloud = false } = {}) {
   mark.classList.add("on");
   tip.textContent = mark.getAttribute("aria-label");
   tip.hidden = false;
-  const at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
+  place();
+  if (aloud) spoken.textContent = tip.textContent;
+}
+function place() {
+  const at = shown.getBoundingClientRect(), box = tip.getBoundingClientRect();
   const left = Math.min(Math.max(4, at.left + at.width / 2 - box.width / 2), root.clientWidth - box.width - 4);
   const above = at.top - box.height - 8;
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${above > 4 ? above : at.bottom + 8}px`;
-  if (aloud) spoken.textContent = tip.textContent;
 }
 function hide() {
   if (shown) shown.classList.remove("on");
@@ -54,7 +57,8 @@ document.addEventListener("pointerdown", (event) => {
   const mark = event.target.closest?.(MARK);
   if (mark) show(mark, { aloud: true }); else hide();
 });
-document.addEventListener("scroll", hide, { capture: true, passive: true });
+// A section that comes into view may still move what is on the screen: the tooltip goes along.
+document.addEventListener("scroll", () => { if (shown) place(); }, { capture: true, passive: true });
 for (const svg of document.querySelectorAll(".panel svg")) {
   const marks = [...svg.querySelectorAll(MARK)];
   if (!marks.length) continue;
