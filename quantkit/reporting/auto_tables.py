@@ -27,8 +27,8 @@ def auto_table(found: AutoResult) -> Table:
         rows=tuple(_row(found, trial) for trial in found.trials),
         text_columns=2,
         note="chosen: the fastest whose far end of the 95 % interval is within the budget; front: "
-        "no other graph is both faster and better. Speed: against float in the same calls, a "
-        f"prompt of {found.prefill_tokens} tokens.",
+        "no other graph that was tried is both faster and better. Speed: against float in the same "
+        f"calls, a prompt of {found.prefill_tokens} tokens.",
     )  # fmt: skip
 
 

@@ -209,6 +209,44 @@ DEFINITIONS: Final = (
         "shares to score intervals.",
     ),
     Definition(
+        term="integer grid",
+        meaning="What a quantized value can be, as in ONNX. Symmetric grids of b bits are narrow: "
+        "q from -(2^(b-1) - 1) to 2^(b-1) - 1, scale = absmax / (2^(b-1) - 1).",
+        formula="q = saturate(round_half_even(x / scale) + zero_point)",
+        source="ONNX QuantizeLinear",
+    ),
+    Definition(
+        term="range",
+        meaning="What a scale is computed from: dynamic = the absmax of the valid entries of this "
+        "call; static = fixed beforehand by calibration, for a tensor or a head.",
+    ),
+    Definition(
+        term="speed",
+        meaning="How many times as fast as the float graph: medians of alternating calls in ONNX "
+        "Runtime, on the machine that provenance names. prefill = a prompt, decode = one token "
+        "behind a filled cache.",
+        formula="float milliseconds / quantized milliseconds",
+    ),
+    Definition(
+        term="budget (--max-drop)",
+        meaning="What an export may lose: relative for a perplexity, absolute points for an "
+        "accuracy. Where nobody set one, 2 % or 2 points.",
+        unlike="The margin of level with is of one change of bits, and is fixed.",
+    ),
+    Definition(
+        term="recommended export",
+        meaning="What --quantize auto chose; else the fastest export that passed its gates and "
+        "whose loss stays within the budget at the bad end of its paired 95 % interval. One "
+        "without an interval is not recommended.",
+        unlike="The export with the best figure: chance may have made it.",
+    ),
+    Definition(
+        term="Pareto front",
+        meaning="The graphs that nothing else matches in both, accuracy and cost (time or size), "
+        "and beats in one. By measured values, without their intervals; float counts, a graph "
+        "that failed its gates does not.",
+    ),
+    Definition(
         term="gates",
         meaning="Float graph: cosine >= 0.9999 and top-1 agreement >= 99.9 %. Quantized graph "
         "against its simulation: cosine >= 0.999 and top-1 agreement >= 97 %.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from quantkit.recipe import UNQUANTIZED_BITS
-from quantkit.reporting import verdict
+from quantkit.recipe import LOGIT_GRANULARITIES, UNQUANTIZED_BITS
+from quantkit.reporting import curves, verdict
 from quantkit.reporting.against import against_sentence
 from quantkit.reporting.blocks import FirstScreen
 from quantkit.reporting.collect import Run, everything
@@ -13,19 +14,20 @@ from quantkit.reporting.diagnosis_tables import diagnosis_verdict
 from quantkit.reporting.drawing import Chart
 from quantkit.reporting.groups import HIDDEN, LOGIT
 from quantkit.reporting.outlier_tables import figures_of, largest_logits, topk_table
-from quantkit.reporting.pair_chance import counts
+from quantkit.reporting.pair_chance import counts, guess_sentences
 from quantkit.reporting.pair_groups import Pair, fewest_level, pair_of
 from quantkit.reporting.pair_verdict import pair_verdict, training_verdict
 from quantkit.reporting.paper import ALL_READING, BASELINE, DIFF, TABLE_5, VALID_READING
+from quantkit.reporting.pareto_charts import pareto_charts
 from quantkit.reporting.recommendation import recommendation
 from quantkit.reporting.sweep_charts import sweep_charts
-from quantkit.reporting.sweep_groups import Measured
+from quantkit.reporting.sweep_groups import CHANCE_MARK, OPEN_MARK, Measured
 from quantkit.reporting.sweep_rows import BitRow, bit_rows
 from quantkit.reporting.sweep_seeds import by_group
-from quantkit.reporting.text import Table, number
+from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number
 from quantkit.reporting.training_charts import loss_chart
 from quantkit.reporting.training_groups import arm_colours, trainings
-from quantkit.results import Stats
+from quantkit.results import Delta, Stats
 
 
 def first_screen(run: Run, earlier: Run | None = None) -> FirstScreen:
@@ -53,19 +55,27 @@ def _screen(run: Run) -> FirstScreen:
         first = next((f.result for f in run.trainings if f.result.models), None)
         chart = None if first is None else loss_chart("training-loss", first, arm_colours(run))
         return FirstScreen(sentences=said[:3], charts=_there(chart), more=said[3:])
-    shipped = recommendation(run)
+    shipped, task = recommendation(run), _first_task(run)
     sentences = (
         *((verdict.outliers(run),) if run.stats else ()),
-        *_bits_sentence(run),
+        *_bits_sentence(task),
         *((" ".join(shipped.sentences),) if shipped is not None else ()),
     )
     table = topk_table(run, paper=any(f.result.model.maps > 1 for f in run.stats))
+    more = verdict.stage_verdicts(run)
+    if run.curves and not sentences:
+        names = first_of(curves.names(run))
+        sentences = (f"What the training of {names} went through, batch by batch, is below.",)
+    if not run.stats and not run.sweeps and not run.exports:
+        # calibrations and rankings alone: what they found is the first thing to say
+        lead, more = more[:2], more[2:]
+        sentences = (*lead, *sentences)
     return FirstScreen(
         sentences=sentences or verdict.verdict(run)[:1],
         table=table if table.rows else None,
-        charts=sweep_charts(run)[:1],
+        charts=_charts(run, None if task is None else task[0]),
         export=shipped,
-        more=verdict.stage_verdicts(run),
+        more=more,
     )
 
 
@@ -75,11 +85,11 @@ def _pair_screen(pair: Pair, run: Run) -> FirstScreen:
     return FirstScreen(
         sentences=(
             _pair_outliers(pair),
-            *(() if told is None else (_pair_bits(pair, told),)),
+            *((_pair_bits(pair, told),) if told is not None else guess_sentences(pair)[:1]),
             *((" ".join(shipped.sentences),) if shipped is not None else ()),
         ),
         table=_papers_reading(topk_table(run, paper=True, narrow=True)),
-        charts=sweep_charts(_dynamic(run))[:1],
+        charts=_charts(_dynamic(run), told),
         export=shipped,
         more=(*pair_verdict(pair, run), *verdict.stage_verdicts(run)),
     )
@@ -121,7 +131,7 @@ def _dynamic(run: Run) -> Run:
                 found,
                 result=replace(
                     found.result,
-                    cells=[c for c in found.result.cells if not c.recipe.endswith(":static")],
+                    cells=[c for c in found.result.cells if c.range != "static"],
                 ),
             )
             for found in run.sweeps
@@ -150,7 +160,7 @@ def _pair_outliers(pair: Pair) -> str:
         )
     states = [figures_of(stats, HIDDEN)[0] for stats in (diff, baseline)]
     parts.append(
-        f"largest |hidden state| {_beside(states[0], states[1])}{_place(diff)}, in the paper "
+        f"largest |hidden state| {_beside(states[0], states[1], _place(diff))}, in the paper "
         f"{_beside(paper[HIDDEN, DIFF], paper[HIDDEN, BASELINE])}"
     )
     return f"Against {pair.baseline}, {pair.diff}'s {'; its '.join(parts)}."
@@ -159,12 +169,12 @@ def _pair_outliers(pair: Pair) -> str:
 def _place(stats: Stats) -> str:
     """Returns where the largest hidden state stands, in words."""
     place = verdict.hidden_place(stats).strip(" ()")
-    return f" (in {place})" if place else ""
+    return f", in {place}," if place else ""
 
 
-def _beside(ours: float, theirs: float) -> str:
-    times = f"{number(ours / theirs, 3)} times" if theirs > 0 else "beside"
-    return f"{times} ({number(ours)} against {number(theirs)})"
+def _beside(ours: float, theirs: float, place: str = "") -> str:
+    both = f"{number(ours)}{place} against {number(theirs)}"
+    return f"{number(ours / theirs, 3)} times ({both})" if theirs > 0 else both
 
 
 def _spoken(pair: Pair) -> Measured | None:
@@ -175,49 +185,101 @@ def _spoken(pair: Pair) -> Measured | None:
 def _pair_bits(pair: Pair, one: Measured) -> str:
     """Returns the paper's claim on this pair, for the granularity that is best for both."""
     fewest = "; ".join(
-        _fewest(one, [r for r in pair.rows(one) if r.model == m]) for m in pair.models
+        _fewest(one, [r for r in _dynamic_rows(pair.rows(one)) if r.model == m])
+        for m in pair.models
     )
-    crossed = [
-        (scale, delta, found)
+    crossed = {
+        scale: (delta, found)
         for scale, delta in pair.against(one, 4, 6).items()
-        if (found := pair.crossed(delta)) is not None and not scale.endswith("static")
-    ]
+        if "static" not in scale.split() and (found := pair.crossed(delta)) is not None
+    }
     if not crossed:
-        return f"Fewest bits shown to be level with float in {one.words}: {fewest}."
-    # the finest scale last: the claim's best chance
-    scale, delta, found = crossed[-1]
-    base = next((c for c in one.cells if c.recipe == delta.against), None)
-    change = ""
-    if base is not None and delta.metric == one.metric:
-        change = (
-            f", {one.change(delta.value, base.value)} "
-            f"{one.changes(delta.ci_low, delta.ci_high, base.value)}"
-        )
-    word = {
-        "not shown": "is not shown to be level with",
-        "level": "is level with",
-        "better": "is better than",
-    }.get(found.word, f"({found.word}) beside")
+        return f"Fewest bits shown to be level with the own float in {one.words}: {fewest}."
+    # the claim's best chance: the finest scale, on the paper's symmetric grid where there is one
+    plain = [scale for scale in LOGIT_GRANULARITIES if scale in crossed]
+    scale = [*crossed, *plain][-1]
+    delta, found = crossed[scale]
+    part = next(p for p in pair.parts if (p.task, p.metric) == (delta.task, delta.metric))
+    cells = {(cell.model, cell.recipe): cell.value for cell in part.cells}
+    base = cells[delta.against_model, delta.against]
+    change = f"{part.change(delta.value, base)} {part.changes(delta.ci_low, delta.ci_high, base)}"
+    word = _CROSSED.get(found.word, "beside")
+    if found.word == "not shown" and _is_worse(part, delta):
+        word = "is worse than"
+    guess = {CHANCE_MARK: "one of them is at", OPEN_MARK: "one of them may be at"}.get(found.word)
+    chance = f", where {guess} chance" if guess else ""
     return (
-        f"{pair.diff} at 4 bits {word} {pair.baseline} at 6 in {one.words}, one scale per {scale} "
-        f"({found.ours} against {found.theirs}{change}; {one.count}). Fewest bits that are level "
-        f"with the own float: {fewest}."
+        f"{pair.diff} at 4 bits {word} {pair.baseline} at 6 in {_short(part)}, one scale per "
+        f"{scale} ({found.ours} against {found.theirs}, {change}; {part.count}{chance}). Fewest "
+        f"bits shown to be level with the own float: {fewest}."
     )
 
 
-def _bits_sentence(run: Run) -> tuple[str, ...]:
-    """Returns the fewest bits that are level with float, a model after the other; () without."""
+_CROSSED: Final = {
+    "not shown": "is not shown to be level with",
+    "level": "is level with",
+    "better": "is better than",
+    CHANCE_MARK: "cannot be held against",
+    OPEN_MARK: "cannot be held against",
+    NOT_AVAILABLE: "was not tested against",
+}
+
+
+def _is_worse(one: Measured, delta: Delta) -> bool:
+    """Returns whether the whole interval is a loss of more than the margin."""
+    least = -delta.ci_high if one.higher_is_better else delta.ci_low
+    return least > delta.margin
+
+
+def _dynamic_rows(rows: list[BitRow]) -> list[BitRow]:
+    """Returns the rows without static ranges, where there are others."""
+    return [row for row in rows if "static" not in row.scale.split()] or rows
+
+
+def _first_task(run: Run) -> tuple[Measured, list[BitRow]] | None:
+    """Returns the first task in which a model is above chance, and its rows of logits alone.
+
+    Where all guess in all tasks, the first one; None without logits that were quantized alone.
+    """
+    parts = []
     for one in by_group(run):
         rows = [row for row in bit_rows(one.cells) if row.rest == "float"] if one.is_first else []
-        if not rows:
-            continue
-        models = dict.fromkeys(row.model for row in rows)
-        parts = [_fewest(one, [row for row in rows if row.model == model]) for model in models]
-        return (
-            f"The fewest bits of the attention logits that are level with float in {one.words} "
-            f"({one.count}): {'; '.join(parts)}.",
-        )
-    return ()
+        if rows:
+            parts.append((one, _dynamic_rows(rows)))
+    able = [(one, rows) for one, rows in parts if not all(_guesses(one, row) for row in rows)]
+    return next(iter([*able, *parts]), None)
+
+
+def _charts(run: Run, task: Measured | None) -> tuple[Chart, ...]:
+    """Returns accuracy against bits in that task; of a run without, its exports."""
+    charts = sweep_charts(run)
+    own = [chart for chart in charts if task and chart.title.startswith(f"{task.words} against")]
+    return (*own, *charts, *pareto_charts(run))[:1]
+
+
+def _bits_sentence(found: tuple[Measured, list[BitRow]] | None) -> tuple[str, ...]:
+    """Returns the fewest bits that are level with float, a model after the other; () without."""
+    if found is None:
+        return ()
+    one, rows = found
+    models = dict.fromkeys(row.model for row in rows)
+    said = [_fewest(one, [row for row in rows if row.model == model]) for model in models]
+    return (
+        f"The fewest bits of the attention logits that are level with float in {_short(one)} "
+        f"({one.count}): {'; '.join(said)}.",
+    )
+
+
+def _short(one: Measured) -> str:
+    """Returns task and metric; of a file its last part alone."""
+    word, equals, source = one.task.partition("=")
+    last = source.replace("\\", "/").rstrip("/").split("/")[-1]
+    return replace(one, task=f"{word}{equals}{last}" if equals else word).words
+
+
+def _guesses(one: Measured, row: BitRow) -> bool:
+    base = row.cells.get(UNQUANTIZED_BITS)
+    return base is not None and bool(one.chance_mark(base))
 
 
 def _fewest(one: Measured, rows: list[BitRow]) -> str:
@@ -225,17 +287,30 @@ def _fewest(one: Measured, rows: list[BitRow]) -> str:
 
     Of several that need as few, the first, which is the coarsest.
     """
-    found = [(bits, row) for row in rows if (bits := fewest_level(one, row)[0]) is not None]
     model = rows[0].model
-    if not found:
-        reasons = {fewest_level(one, row)[1] for row in rows}
-        return f"{model}: {', '.join(sorted(reasons))}"
-    bits, row = min(found, key=lambda pair: pair[0])
+    if any(_guesses(one, row) for row in rows):
+        return f"{model} is not shown to be above chance, so that its bits say nothing"
+    found = [(bits, row) for row in rows if (bits := fewest_level(one, row)[0]) is not None]
+    if found:
+        bits, row = min(found, key=lambda pair: pair[0])
+        return f"{model} {bits} bits per {row.scale} ({_cost(one, row, bits)})"
+    # none: then what the most bits on the finest scale cost
+    known = [row for row in rows if UNQUANTIZED_BITS in row.cells]
+    if not known:
+        return f"{model} has no float row"
+    most = [max(row.cells.keys() - {UNQUANTIZED_BITS}) for row in known]
+    bits, row = max(most), known[len(most) - 1 - most[::-1].index(max(most))]
+    deltas = [one.deltas.get((r.model, c.recipe)) for r in rows for c in r.cells.values()]
+    is_tested = any(delta is not None and delta.is_level is not None for delta in deltas)
+    none = "none shown" if is_tested else "not tested"
+    return f"{model} {none} ({bits} bits per {row.scale}: {_cost(one, row, bits)})"
+
+
+def _cost(one: Measured, row: BitRow, bits: int) -> str:
+    """Returns the figure at some bits, float's, and the change with its interval."""
     cell, base = row.cells[bits], row.cells[UNQUANTIZED_BITS]
+    value, start = one.pair(cell, base)
     delta = one.deltas.get((cell.model, cell.recipe))
-    span = "" if delta is None else f" {one.changes(delta.ci_low, delta.ci_high, base.value)}"
-    start, value = base.value, cell.value
-    return (
-        f"{model} {bits} bits per {row.scale} ({one.value(value)} against {one.value(start)}, "
-        f"{one.change(value - start, start)}{span})"
-    )
+    span = "" if delta is None else f" {one.changes(delta.ci_low, delta.ci_high, start)}"
+    change = one.change(value - start, start)
+    return f"{one.value(value)} against {one.value(start)}, {change}{span}"

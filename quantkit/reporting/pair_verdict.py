@@ -101,7 +101,7 @@ def _level(pair: Pair, one: Measured) -> str:
     for model in pair.models:
         base = one.float_cell(model)
         rows = [row for row in pair.rows(one) if row.model == model]
-        rows = [row for row in rows if not row.scale.endswith("static")] or rows
+        rows = [row for row in rows if "static" not in row.scale.split()] or rows
         found = [(row.scale, *fewest_level(one, row)) for row in rows]
         texts = [f"{why if bits is None else bits} per {scale}" for scale, bits, why in found]
         start = "" if base is None else f" (float {one.value(base.value)})"
@@ -121,7 +121,7 @@ def _crossing(pair: Pair) -> list[str]:
         found = [
             crossed
             for scale, delta in pair.against(one, 4, 6).items()
-            if not scale.endswith("static") and (crossed := pair.crossed(delta))
+            if "static" not in scale.split() and (crossed := pair.crossed(delta))
         ]
         texts = [
             f"{_MARKS.get(c.word, c.word)} per {c.scale} ({c.ours} against {c.theirs})"

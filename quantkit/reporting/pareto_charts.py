@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import altair as alt
@@ -12,22 +12,36 @@ from quantkit.reporting.charts import TICK_FORMAT, padded
 from quantkit.reporting.collect import Run
 from quantkit.reporting.drawing import WIDTH, Chart, Key, Panel, data_of, together
 from quantkit.reporting.export_tables import recipe_of
-from quantkit.reporting.recommendation import BUDGET_FRAC
-from quantkit.reporting.text import number, printable, size
+from quantkit.reporting.recommendation import BUDGET_FRAC, best_of
+from quantkit.reporting.text import NOT_AVAILABLE, number, printable, size
 from quantkit.reporting.theme import LIGHT, hue
+from quantkit.results import AutoResult, Export
 
 _FRONT, _REST, _BEYOND = (
-    Key(name="on the front: nothing is better in both", colour=0, style=3, has_line=False),
+    Key(
+        name="on the front: nothing is better in both",
+        colour=0,
+        style=3,
+        has_line=False,
+    ),
     Key(name="within the budget", colour=0, style=0, hollow=True, has_line=False),
     Key(name="beyond the budget", colour=1, style=2, hollow=True, has_line=False),
 )
+_FAILED: Final = Key(name="FAILED its gates", colour=1, style=4, hollow=True, has_line=False)
 _FLOAT: Final = Key(name="float", colour=7, style=1, has_line=False)
+_RECOMMENDED: Final = Key(
+    name="ringed: recommended", colour=7, hollow=True, style=0, has_line=False
+)
+_KEYS: Final = (_FRONT, _REST, _BEYOND, _FAILED, _RECOMMENDED, _FLOAT)
 _HEIGHT: Final = 260
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One graph: its loss (as a change) with its interval, milliseconds a prompt, bytes."""
+    """One graph: its loss (as a change) with its interval, milliseconds a prompt, bytes.
+
+    One that FAILED its gates is no choice: it is drawn, and never on the front.
+    """
 
     name: str
     change: float
@@ -37,6 +51,8 @@ class Candidate:
     bytes: int
     is_within: bool
     is_float: bool = False
+    has_failed: bool = False
+    is_recommended: bool = False
 
 
 def front(points: list[tuple[float, float]]) -> set[int]:
@@ -86,93 +102,128 @@ def pareto_charts(run: Run) -> tuple[Chart, ...]:
                     "export-pareto",
                     f"Exports of {name}: what speed and size cost",
                     shown,
-                    note="Bars are paired 95 % intervals; the dashed line is the budget.",
+                    note="Bars are paired 95 % intervals; their far end is held against the "
+                    "budget, which is dashed. Float counts for the front.",
                 )
             )
     return tuple(charts)
 
 
 def _found(run: Run) -> list[tuple[str, str, float, list[Candidate]]]:
-    """Returns (model, metric, budget, graphs): of searches, and of exports that have no search."""
+    """Returns (model, metric, budget, graphs), a model after the other.
+
+    The graphs of its search, and its other exports of the same metric.
+    """
+    exports = [one.result for one in run.exports]
+    searches = {one.result.model.name: one.result for one in run.searches}
     found = []
-    for one in run.searches:
-        result = one.result
-        whole = [e.result for e in run.exports if e.result.model.name == result.model.name]
-        float_bytes = [
-            sum(f.bytes for f in export.files if f.name.startswith("float/")) for export in whole
-        ]
-        float_ms = [trial.float_ms for trial in result.trials]
-        is_ratio = result.metric == "perplexity"
-        candidates = [
-            Candidate(
-                name=trial.name,
-                change=trial.change,
-                low=trial.change_low,
-                high=trial.change_high,
-                latency_ms=trial.latency_ms,
-                bytes=trial.bytes,
-                is_within=trial.is_within,
-            )
-            for trial in result.trials
-        ]
-        if float_ms and any(float_bytes):
-            candidates.append(
-                _float(is_ratio, sorted(float_ms)[len(float_ms) // 2], float_bytes[0])
-            )
-        found.append((result.model.name, result.metric, result.max_drop, candidates))
-    searched = {one.result.model.name for one in run.searches}
-    rest = [e.result for e in run.exports if e.result.model.name not in searched]
-    for name in dict.fromkeys(export.model.name for export in rest):
-        mine = [e for e in rest if e.model.name == name and e.accuracy is not None]
+    for name in dict.fromkeys([*searches, *(export.model.name for export in exports)]):
+        search = searches.get(name)
+        mine = [export for export in exports if export.model.name == name]
         metrics = [e.accuracy.metric for e in mine if e.accuracy is not None]
-        candidates = []
-        for export in mine:
-            accuracy = export.accuracy
-            if accuracy is None or accuracy.metric != metrics[0]:
-                continue
-            is_ratio = accuracy.metric == "perplexity"
-            change = accuracy.change
-            if change is None:
-                change = (
-                    accuracy.quantized / accuracy.float
-                    if is_ratio
-                    else accuracy.quantized - accuracy.float
-                )
-            low = math.nan if accuracy.change_low is None else accuracy.change_low
-            high = math.nan if accuracy.change_high is None else accuracy.change_high
-            bad = high - 1.0 if is_ratio else -low
-            candidates.append(
-                Candidate(
-                    name=recipe_of(export),
-                    change=change,
-                    low=low,
-                    high=high,
-                    latency_ms=export.latency_ms.get("quantized", math.nan),
-                    bytes=sum(f.bytes for f in export.files if "/" not in f.name),
-                    is_within=bad <= BUDGET_FRAC,
-                )
-            )
-        if candidates:
-            whole_bytes = sum(f.bytes for f in mine[0].files if f.name.startswith("float/"))
-            float_latency = mine[0].latency_ms.get("float", math.nan)
-            if whole_bytes:
-                candidates.append(_float(metrics[0] == "perplexity", float_latency, whole_bytes))
-            found.append((name, metrics[0], BUDGET_FRAC, candidates))
+        if search is None and not metrics:
+            continue
+        metric = metrics[0] if search is None else search.metric
+        budget = BUDGET_FRAC if search is None else search.max_drop
+        # a choice whose export failed its gates is none
+        failed = any(export.searched and not export.passed for export in mine)
+        candidates = [] if search is None else _trials(search, "" if failed else search.chosen)
+        # what the search exported is one of its trials
+        rest = [export for export in mine if search is None or not export.searched]
+        best = best_of(mine) if search is None else None
+        candidates += [
+            replace(c, is_recommended=export is best)
+            for export in rest
+            for c in _exported(export, metric, budget)
+        ]
+        is_ratio = metric == "perplexity"
+        found.append((name, metric, budget, [*candidates, *_float(is_ratio, search, mine)]))
     return found
 
 
-def _float(is_ratio: bool, latency_ms: float, bytes_: int) -> Candidate:
-    start = 1.0 if is_ratio else 0.0
-    return Candidate(
-        name="float",
-        change=start,
-        low=math.nan,
-        high=math.nan,
-        latency_ms=latency_ms,
-        bytes=bytes_,
-        is_within=True,
-        is_float=True,
-    )
+def _trials(search: AutoResult, chosen: str) -> list[Candidate]:
+    return [
+        Candidate(
+            name=trial.name,
+            change=trial.change,
+            low=trial.change_low,
+            high=trial.change_high,
+            latency_ms=trial.latency_ms,
+            bytes=trial.bytes,
+            is_within=trial.is_within,
+            is_recommended=trial.name == chosen,
+        )
+        for trial in search.trials
+    ]
+
+
+def _exported(export: Export, metric: str, budget: float) -> list[Candidate]:
+    """Returns the export as one graph; [] where its accuracy is of another metric, or unknown."""
+    accuracy = export.accuracy
+    if accuracy is None or accuracy.metric != metric:
+        return []
+    is_ratio = metric == "perplexity"
+    change = accuracy.change
+    if change is None:
+        before, after = accuracy.float, accuracy.quantized
+        change = (after / before if before else math.nan) if is_ratio else after - before
+    low = math.nan if accuracy.change_low is None else accuracy.change_low
+    high = math.nan if accuracy.change_high is None else accuracy.change_high
+    return [
+        Candidate(
+            name=recipe_of(export),
+            change=change,
+            low=low,
+            high=high,
+            latency_ms=export.latency_ms.get("quantized", math.nan),
+            bytes=sum(f.bytes for f in export.files if "/" not in f.name),
+            is_within=(high - 1.0 if is_ratio else -low) <= budget,
+            has_failed=not export.passed,
+        )
+    ]
+
+
+def _float(is_ratio: bool, search: AutoResult | None, exports: list[Export]) -> list[Candidate]:
+    """Returns the float graph, with what is known of it; [] where nothing is."""
+    times = [trial.float_ms for trial in search.trials] if search else []
+    times = times or [e.latency_ms["float"] for e in exports if "float" in e.latency_ms]
+    sizes = [
+        total
+        for export in exports
+        if (total := sum(f.bytes for f in export.files if f.name.startswith("float/")))
+    ]
+    if not times and not sizes:
+        return []
+    return [
+        Candidate(
+            name="float",
+            change=1.0 if is_ratio else 0.0,
+            low=math.nan,
+            high=math.nan,
+            latency_ms=sorted(times)[len(times) // 2] if times else math.nan,
+            bytes=sizes[0] if sizes else 0,
+            is_within=True,
+            is_float=True,
+        )
+    ]
+
+
+def _key(candidate: Candidate, is_best: bool) -> Key:
+    if candidate.is_float:
+        return _FLOAT
+    if candidate.has_failed:
+        return _FAILED
+    return _FRONT if is_best else _REST if candidate.is_within else _BEYOND
+
+
+def _standing(candidate: Candidate) -> str:
+    """Returns what a mark says of itself behind its figures, that its shape may not."""
+    if candidate.is_float:
+        return ""
+    if candidate.has_failed:
+        return ", FAILED its gates"
+    place = ", within the budget" if candidate.is_within else ", beyond the budget"
+    return place + (", recommended" if candidate.is_recommended else "")
 
 
 def _panel(
@@ -188,7 +239,8 @@ def _panel(
     if len(shown) < 2:
         return None
     sign = 1.0 if is_lower_better else -1.0
-    best = front([(x, sign * c.change) for x, c in shown])
+    # what failed its gates is no choice, and must keep no other off the front
+    best = front([(math.nan if c.has_failed else x, sign * c.change) for x, c in shown])
     # a ruined graph would press all others into one line: the axis is logarithmic then
     log = is_lower_better and max(c.change for _, c in shown) > 1.5
     held = [y for _, c in shown for y in (c.change, c.low, c.high) if math.isfinite(y)]
@@ -213,7 +265,7 @@ def _panel(
     ]
     used: list[Key] = []
     for i, (at, c) in enumerate(shown):
-        key = _FLOAT if c.is_float else _FRONT if i in best else _REST if c.is_within else _BEYOND
+        key = _key(c, i in best)
         used.append(key)
         ink = hue(key.colour)
         span = "" if math.isnan(c.low + c.high) else f" [{number(c.low, 5)}, {number(c.high, 5)}]"
@@ -222,7 +274,8 @@ def _panel(
             "y": c.change,
             "tip": printable(
                 f"{c.name}: {number(c.change, 5)}{span}, {number(c.latency_ms, 4)} ms, "
-                f"{size(c.bytes)}{', on the front' if i in best else ''}"
+                f"{size(c.bytes) if c.bytes else NOT_AVAILABLE}{_standing(c)}"
+                f"{', on the front' if i in best else ''}"
             ),
         }
         if span:
@@ -242,11 +295,27 @@ def _panel(
             )
             .encode(x=x, y=y, description="tip:N")
         )
+    # a ring tells the one to ship, whose shape says already how it stands
+    for at, c in (pair for pair in shown if pair[1].is_recommended):
+        used.append(_RECOMMENDED)
+        layers.append(
+            alt.Chart(data_of([{"x": at, "y": c.change}]))
+            .mark_point(
+                shape=_RECOMMENDED.shape,
+                size=260,
+                fill="transparent",
+                stroke=hue(_RECOMMENDED.colour),
+                strokeWidth=1.6,
+                opacity=1,
+                aria=False,
+            )
+            .encode(x=x, y=y)
+        )
     names = "; ".join(c.name for i, (_, c) in enumerate(shown) if i in best)
     return Panel(
         title=title,
         spec=alt.layer(*layers).properties(width=WIDTH, height=_HEIGHT),
         words=f"{y_label} against {x_label}, a mark a graph; on the front: {names}.",
         rows=len(shown),
-        keys=tuple(key for key in (_FRONT, _REST, _BEYOND, _FLOAT) if key in used),
+        keys=tuple(key for key in _KEYS if key in used),
     )

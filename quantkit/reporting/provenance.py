@@ -37,6 +37,9 @@ _ARGUMENTS: Final = ("models", "model", "float_graph", "quantized_graph")
 """Fields that a command takes without an option's name, in the order of the job."""
 
 
+_UNSAID: Final = f"no command line can say it: its {RUN_FILE} has the options"
+
+
 def commands_table(run_folders: Sequence[Path]) -> Table:
     """Returns a row a run below the folders: its files, and the command that makes them again.
 
@@ -49,7 +52,7 @@ def commands_table(run_folders: Sequence[Path]) -> Table:
         if files:
             has_config = (folder / CONFIG_FILE).is_file()
             exactly = f"--config {shlex.quote(str(folder / CONFIG_FILE))}" if has_config else ""
-            rows.append((", ".join(files), command_of(plain, folder), exactly))
+            rows.append((", ".join(files), command_of(plain, folder) or _UNSAID, exactly))
     return Table(
         title="Commands that make these files again",
         columns=("files", "command", "or exactly, by its saved config"),
@@ -63,15 +66,20 @@ def command_of(plain: dict[str, Any], folder: Path) -> str:
     """Returns the command line of a `run.json`, quoted for a shell.
 
     What no command line can say, such as a name with a comma in a list, is left to the saved
-    config; so is a training, whose argument that file is.
+    config; so is a training, whose argument that file is. "" where that was not saved. Options
+    that this version does not have are left out.
     """
     command = str(plain.get("command", ""))
     config: dict[str, Any] = plain.get("config", {})
     end = ["--out", str(folder)]
+    saved = folder / CONFIG_FILE
     if command == "train":
-        return shlex.join(["quantkit", "train", str(folder / CONFIG_FILE), *end])
+        return shlex.join(["quantkit", "train", *end, "--", str(saved)]) if saved.is_file() else ""
     job = _JOBS.get(command)
-    defaults = {} if job is None else _defaults(job)
+    if job is None:
+        return ""
+    known = {field.name for field in dataclasses.fields(job)}
+    defaults = _defaults(job)
     words: list[str] = []
     places: list[str] = []
     for name, value in config.items():
@@ -79,12 +87,13 @@ def command_of(plain: dict[str, Any], folder: Path) -> str:
             places += map(
                 str, value if isinstance(value, list) else [] if value is None else [value]
             )
-        elif name in defaults and defaults[name] == value:
+        elif name not in known or (name in defaults and defaults[name] == value):
             continue
         elif isinstance(value, bool):
             words += [f"--{option_of(name)}"] if value else []
         elif isinstance(value, list) and any("," in str(part) for part in value):
-            return shlex.join(["quantkit", command, "--config", str(folder / CONFIG_FILE), *end])
+            again = ["quantkit", command, "--config", str(saved), *end]
+            return shlex.join(again) if saved.is_file() else ""
         else:
             words += [f"--{option_of(name)}", _value(value)]
     # what looks like an option is none behind the dashes

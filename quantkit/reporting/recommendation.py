@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from typing import Final
 
 from quantkit.reporting.blocks import Recommendation
 from quantkit.reporting.collect import Run
 from quantkit.reporting.export_tables import recipe_of
-from quantkit.reporting.text import NOT_AVAILABLE, Table, number, size
-from quantkit.results import Accuracy, AutoResult, Export
+from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number, relative, size
+from quantkit.results import Accuracy, AutoResult, Export, ModelInfo, Trial
 
 BUDGET_FRAC: Final = 0.02
 """What an export may lose to be recommended where nobody set a budget: relative for a perplexity,
@@ -24,8 +25,13 @@ def recommendation(run: Run) -> Recommendation | None:
     loss stays within `BUDGET_FRAC` at the bad end of its 95 % interval; of one without an interval
     nothing is claimed.
     """
-    models = dict.fromkeys(_names(run))
-    parts = [_of_model(run, name) for name in models]
+    sources: dict[str, str] = {}
+    for model in _infos(run):
+        sources.setdefault(model.name, model.source or model.name)
+    made = {f.result.model.name for f in run.searches} | {f.result.model.name for f in run.exports}
+    parts = [_of_model(run, name, source) for name, source in sources.items() if name in made]
+    rest = {name: source for name, source in sources.items() if name not in made}
+    parts += [_not_exported(rest)] if rest else []
     if not parts:
         return None
     tables = [part.table for part in parts if part.table is not None]
@@ -38,85 +44,143 @@ def recommendation(run: Run) -> Recommendation | None:
     )
 
 
-def _names(run: Run) -> list[str]:
-    searched = [found.result.model.name for found in run.searches]
-    exported = [found.result.model.name for found in run.exports]
-    measured = [found.result.model.name for found in run.stats]
-    swept = [model.name for found in run.sweeps for model in found.result.models]
-    return [*searched, *exported, *measured, *swept]
+def _infos(run: Run) -> list[ModelInfo]:
+    """Returns the models of all files, those that say most of an export first."""
+    return [
+        *(found.result.model for found in run.searches),
+        *(found.result.model for found in run.exports),
+        *(found.result.model for found in run.stats),
+        *(found.result.model for found in run.calibrations),
+        *(found.result.model for found in run.ranges),
+        *(found.result.model for found in run.sensitivities),
+        *(model for found in run.sweeps for model in found.result.models),
+    ]
 
 
-def _of_model(run: Run, name: str) -> Recommendation:
+def best_of(exports: Sequence[Export]) -> Export | None:
+    """Returns the fastest export within `BUDGET_FRAC`, of as fast ones that which loses least."""
+    within = [export for export in exports if _is_within(export)]
+    return min(within, key=lambda e: (_latency(e), _missing(e.accuracy)), default=None)
+
+
+def _of_model(run: Run, name: str, source: str) -> Recommendation:
     searches = [f.result for f in run.searches if f.result.model.name == name]
     exports = [f.result for f in run.exports if f.result.model.name == name]
-    sources = [e.model.source for e in exports] + [
-        f.result.model.source for f in run.stats if f.result.model.name == name
-    ]
-    source = shlex.quote([*sources, name][0])
-    search = f"quantkit export {source} --quantize auto --max-drop {share_words(BUDGET_FRAC)}"
     if searches:
         return _searched(searches[0], exports, source)
-    within = sorted((e for e in exports if _is_within(e)), key=_latency)
-    if within:
-        best = within[0]
+    best = best_of(exports)
+    if best is not None:
         return Recommendation(
             title="",
             sentences=(f"{name}: ship {recipe_of(best)}, {cost_words(best)}.",),
             table=_table((_row(best),)),
         )
-    if exports:
-        best = min(exports, key=lambda e: _missing(e.accuracy))
-        return Recommendation(
-            title="",
-            sentences=(
-                f"{name}: no export that was made is shown to stay within {_budget(best.accuracy)} "
-                f"of float; {recipe_of(best)} has {cost_words(best)}.",
-            ),
-            table=_table(tuple(_row(e) for e in exports)),
-            commands=(search,),
-        )
+    search = _search_command(source, BUDGET_FRAC)
+    best = min(exports, key=lambda e: (not e.passed, _missing(e.accuracy)))
+    none = "the one export" if len(exports) == 1 else f"none of {len(exports)} exports"
+    is_not = "is not" if len(exports) == 1 else "is"
+    lead = "it has" if len(exports) == 1 else f"{recipe_of(best)} comes closest, with"
     return Recommendation(
         title="",
-        sentences=(f"{name}: nothing was exported yet; `{search}` finds the fastest graph.",),
+        sentences=(
+            f"{name}: {none} {is_not} shown to stay within {_budget(best.accuracy)} of float: "
+            f"{lead} {cost_words(best)}{_miss_words(best.accuracy)}. Try `{search}`.",
+        ),
+        table=_table(tuple(_row(e) for e in exports)),
         commands=(search,),
+    )
+
+
+def _not_exported(sources: dict[str, str]) -> Recommendation:
+    """Returns the command for models (name -> source) without an export, in one sentence."""
+    commands = dict.fromkeys(_search_command(s, BUDGET_FRAC) for s in sources.values())
+    said = next(iter(commands)) if len(commands) == 1 else _search_command("MODEL", BUDGET_FRAC)
+    return Recommendation(
+        title="",
+        sentences=(
+            f"{first_of(list(sources))}: nothing was exported yet; `{said}` finds the fastest "
+            f"graph within {share_words(BUDGET_FRAC)} of float.",
+        ),
+        commands=tuple(commands),
     )
 
 
 def _searched(found: AutoResult, exports: list[Export], source: str) -> Recommendation:
     budget = _amount(found.max_drop, found.metric)
-    command = f"quantkit export {source} --quantize auto --max-drop {budget.replace(' ', '')}"
+    command = _search_command(source, found.max_drop, found.task)
     if not found.chosen:
         closest = min(found.trials, key=lambda t: _nan_last(t.loss_high), default=None)
         near = ""
         if closest is not None:
-            lost = _amount(closest.loss_high, found.metric)
-            near = f" {closest.name} comes closest (at most {lost} lost)."
+            known = math.isfinite(closest.loss_high)
+            lost = _amount(closest.loss_high, found.metric) if known else ""
+            near = f" {closest.name} comes closest (at most {lost} lost)." if lost else ""
         return Recommendation(
             title="",
             sentences=(
                 f"{found.model.name}: none of {len(found.trials)} graphs stays within {budget} of "
-                f"float.{near} {found.reason}",
+                f"float.{near}",
             ),
             commands=(command,),
         )
     chosen = next(trial for trial in found.trials if trial.name == found.chosen)
-    mine = [e for e in exports if e.recipe == chosen.recipe]
+    mine = [e for e in exports if e.recipe == chosen.recipe and e.searched]
+    mine = mine or [e for e in exports if e.recipe == chosen.recipe]
     words = (
         cost_words(mine[0])
         if mine
-        else f"{number(chosen.speedup, 3)}x as fast, {size(chosen.bytes)}, "
-        f"{_change_words(found.metric, chosen.change, chosen.change_low, chosen.change_high)}"
+        else f"{_trial_change(found, chosen)}, {chosen.speedup:.2f}x as fast "
+        f"({number(chosen.latency_ms, 3)} ms a prompt), {size(chosen.bytes)}"
     )
-    kept = f"{len(chosen.kept)} inputs in float" if chosen.kept else "nothing left in float"
+    inputs = "input" if len(chosen.kept) == 1 else "inputs"
+    kept = f"{len(chosen.kept)} {inputs} left in float" if chosen.kept else "nothing left in float"
+    if mine and not mine[0].passed:
+        return Recommendation(
+            title="",
+            sentences=(
+                f"{found.model.name}: the search chose {chosen.name}, but its export FAILED its "
+                "gates: do not ship it.",
+            ),
+            table=_table(tuple(map(_row, mine))),
+            commands=(command,),
+        )
     return Recommendation(
         title="",
         sentences=(
             f"{found.model.name}: ship {chosen.name}, the fastest of {len(found.trials)} graphs "
-            f"within {budget} of float: {words}; {kept}.",
+            f"within {budget} of float: {words}; {kept}.{_again(found, mine)}",
         ),
         table=_table(tuple(map(_row, mine))) if mine else None,
         commands=(command,),
     )
+
+
+def _trial_change(found: AutoResult, trial: Trial) -> str:
+    ends = (trial.change_low, trial.change_high)
+    return _change_words(found.metric, trial.change, *ends, found.chosen_on)
+
+
+def _again(found: AutoResult, mine: list[Export]) -> str:
+    """Returns that the budget is not shown to hold on text that took no part in the choice."""
+    accuracy = mine[0].accuracy if mine else None
+    if accuracy is None or accuracy.metric != found.metric:
+        return ""
+    if _missing(accuracy) <= found.max_drop:
+        return ""
+    return " What the choice has not seen does not show it to stay within the budget."
+
+
+def _search_command(source: str, max_drop: float, task: str = "perplexity") -> str:
+    """Returns what finds the fastest graph; of a graph, which has no search, the safest recipe."""
+    # behind the dashes nothing is an option
+    place = ["--", source] if source.startswith("-") else [source]
+    if source.lower().endswith(".onnx"):
+        return shlex.join(["quantkit", "export", "--quantize", "w8a8-dynamic", *place])
+    words = ["--quantize", "auto", "--max-drop", share_words(max_drop)]
+    words += [] if task == "perplexity" else ["--task", task]
+    if len(place) == 1:
+        return shlex.join(["quantkit", "export", source, *words])
+    return shlex.join(["quantkit", "export", *words, *place])
 
 
 def cost_words(result: Export) -> str:
@@ -131,6 +195,7 @@ def cost_words(result: Export) -> str:
                 accuracy.change,
                 math.nan if low is None else low,
                 math.nan if high is None else high,
+                accuracy.units,
             )
         )
     elif accuracy is not None:
@@ -148,14 +213,31 @@ def cost_words(result: Export) -> str:
     return ", ".join(parts)
 
 
-def _change_words(metric: str, change: float, low: float, high: float) -> str:
-    """Returns `1.010 [1.008, 1.013] of float's perplexity`, or points of an accuracy."""
-    known = not (math.isnan(low) or math.isnan(high))
+def _change_words(
+    metric: str, change: float, low: float, high: float, units: int | None = None
+) -> str:
+    """Returns `perplexity +1.01 % [+0.80 %, +1.30 %]`, or points of an accuracy, with n."""
+    count = "" if units is None else f" (n = {units:,})"
+    return f"{metric} {_change_text(metric, change, low, high)}{count}"
+
+
+def _change_text(metric: str, change: float, low: float, high: float) -> str:
+    known = math.isfinite(low) and math.isfinite(high)
     if metric == "perplexity":
-        span = f" [{low:.4f}, {high:.4f}]" if known else ""
-        return f"{change:.4f}{span} of float's perplexity"
+        span = f" [{relative(low, 1.0)}, {relative(high, 1.0)}]" if known else ""
+        return f"{relative(change, 1.0)}{span}"
     span = f" [{100 * low:+.1f}, {100 * high:+.1f}]" if known else ""
-    return f"{metric} {100 * change:+.1f}{span} points"
+    return f"{100 * change:+.1f}{span} points"
+
+
+def _miss_words(accuracy: Accuracy | None) -> str:
+    """Returns by how much the bad end of its interval misses the budget; "" where unknown."""
+    over = _missing(accuracy) - BUDGET_FRAC
+    if accuracy is None or not 0 < over < math.inf:
+        return ""
+    is_ratio = accuracy.metric == "perplexity"
+    amount = f"{number(100 * over, 3)} {'%' if is_ratio else 'points'}"
+    return f"; the far end of its interval is {amount} beyond"
 
 
 def _size_words(result: Export) -> str:
@@ -196,7 +278,7 @@ def _amount(drop: float, metric: str) -> str:
 
 def share_words(value: float) -> str:
     """Returns a fraction in percent, as options take it: `2%`."""
-    return f"{100 * value:.3g}%" if math.isfinite(value) else NOT_AVAILABLE
+    return f"{100 * value:.6g}%" if math.isfinite(value) else NOT_AVAILABLE
 
 
 def _row(result: Export) -> tuple[str, ...]:
@@ -211,26 +293,37 @@ def _row(result: Export) -> tuple[str, ...]:
         f"{before / after:.2f}x" if before and after else NOT_AVAILABLE,
         f"{decode[0] / decode[1]:.2f}x" if decode[0] and decode[1] else NOT_AVAILABLE,
         _size_words(result).replace(" instead of ", " of "),
+        _memory_words(result),
+        number(len(result.kept)),
     )
 
 
 def _change_cell(accuracy: Accuracy | None) -> str:
     if accuracy is None or accuracy.change is None:
         return NOT_AVAILABLE
-    low, high = accuracy.change_low, accuracy.change_high
-    is_ratio = accuracy.metric == "perplexity"
-    text = f"{accuracy.change:.4f}" if is_ratio else f"{100 * accuracy.change:+.1f} points"
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return text
-    span = f"{low:.4f}, {high:.4f}" if is_ratio else f"{100 * low:+.1f}, {100 * high:+.1f}"
-    return f"{text} [{span}]"
+    low, high = (
+        math.nan if end is None else end for end in (accuracy.change_low, accuracy.change_high)
+    )
+    return _change_text(accuracy.metric, accuracy.change, low, high)
+
+
+def _memory_words(result: Export) -> str:
+    after = result.memory_bytes.get("quantized")
+    before = result.memory_bytes.get("float")
+    if after is None:
+        return NOT_AVAILABLE
+    return size(after) if before is None else f"{size(after)} of {size(before)}"
 
 
 def _table(rows: tuple[tuple[str, ...], ...]) -> Table:
     return Table(
         title="What it costs",
-        columns=("model", "recipe", "gates", "against float", "prefill", "decode", "size"),
+        columns=(
+            "model", "recipe", "gates", "against float", "prefill", "decode", "size", "memory",
+            "in float",
+        ),
         rows=rows,
         text_columns=3,
-        note="Perplexity as quantized / float, paired 95 % interval; speed in ONNX Runtime.",
-    )
+        note="Change with its paired 95 % interval; how many times as fast, in ONNX Runtime; "
+        "memory: largest resident set; in float: quantizers that were left out.",
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -121,45 +122,47 @@ def test_a_tap_tells_it_too(pair_page: Path, open_page: Open) -> None:
 
 
 PLANTED = (
-    ("1,688.2", "0.122x", "12 %", "2.4 MB", "16.08, 21.28", "81.45 =", "b10"),
-    ("38.8", "1.63x", "9.5 %", "1.1 GB", "9.5, 10", "80.71", "b9"),
-    ("n/a", "n/a", "n/a", "n/a", "n/a", "n/a", ""),
-    ("-7", "0.9x", "100 %", "900 kB", "-1.5, 2", "104.6", "a"),
-    ("6.5e-05", "10x", "0 %", "12 B", "100, 200", "n/a", "c"),
-)
+    ("1,688.2", "0.122x", "12 %", "2.4 MB", "16.08, 21", "81.45 =", "2 h 05 min", "950 %", "b10"),
+    ("38.8", "1.63x", "9.5 %", "1.1 GB", "9.5, 10", "80.71", "12 s", "x12.3", "b9"),
+    ("n/a", "n/a", "n/a", "n/a", "n/a", "n/a", "n/a", "n/a", ""),
+    ("-7", "0.9x", "100 %", "900 kB", "-1.5, 2", "104.6", "2 h", "-inf", "a"),
+    ("6.5e-05", "10x", "0 %", "12 B", "100, 200", "n/a", "3 min 20 s", "inf", "c"),
+)  # fmt: skip
 VALUES: tuple[tuple[float | None, ...], ...] = (
     (1688.2, 38.8, None, -7, 6.5e-05), (0.122, 1.63, None, 0.9, 10), (12, 9.5, None, 100, 0),
     (2.4e6, 1.1e9, None, 900e3, 12), (16.08, 9.5, None, -1.5, 100),
-    (81.45, 80.71, None, 104.6, None),
+    (81.45, 80.71, None, 104.6, None), (7500, 12, None, 7200, 200),
+    (950, 1130, None, -math.inf, math.inf),
 )  # fmt: skip
+NUMBERS = len(VALUES)
 
 
 def with_table(page: Page) -> Any:
     """The page's own sorting, on a table of ours."""
     page.evaluate(
-        """([rows]) => {
+        """([rows, numbers]) => {
             const holder = document.createElement("div");
             const table = document.createElement("table");
             const cells = (tag, texts) => "<tr>" + texts.map((t, i) =>
-                `<${tag}${i < 6 ? ' class="number"' : ""}>${t}</${tag}>`).join("") + "</tr>";
-            table.innerHTML = "<thead>" + cells("th", ["a","b","c","d","e","f","g"]) + "</thead>" +
+                `<${tag}${i < numbers ? ' class="number"' : ""}>${t}</${tag}>`).join("") + "</tr>";
+            table.innerHTML = "<thead>" + cells("th", [..."abcdefghi"]) + "</thead>" +
                 "<tbody>" + rows.map(r => cells("td", r)).join("") + "</tbody>";
             table.id = "planted";
             holder.append(table);
             document.querySelector("main").prepend(holder);
             sortable(table);
         }""",
-        [[list(row) for row in PLANTED]],
+        [[list(row) for row in PLANTED], NUMBERS],
     )
     return page.locator("#planted")
 
 
-@pytest.mark.parametrize("column", range(7), ids="abcdefg")
+@pytest.mark.parametrize("column", range(NUMBERS + 1), ids="abcdefghi")
 def test_a_click_on_a_head_sorts(column: int, pair_page: Path, open_page: Open) -> None:
     table = with_table(open_page(pair_page).page)
     head = table.locator("th").nth(column)
     first = [row[column] for row in PLANTED]
-    if column < 6:
+    if column < NUMBERS:
         known = [(v, t) for v, t in zip(VALUES[column], first, strict=True) if v is not None]
         up = [text for _, text in sorted(known)]
         missing = ["n/a"] * (len(first) - len(known))
@@ -177,6 +180,30 @@ def test_a_click_on_a_head_sorts(column: int, pair_page: Path, open_page: Open) 
         assert head.get_attribute("aria-sort") == said
 
 
+def test_words_among_numbers_come_after_them_and_before_what_is_missing(
+    pair_page: Path, open_page: Open
+) -> None:
+    page = open_page(pair_page).page
+    texts = ["mse", "2", "n/a", "chance?", "10", "", "2"]
+    shown = page.evaluate(
+        """(texts) => {
+            const table = document.createElement("table");
+            table.innerHTML = '<thead><tr><th class="number">a</th></tr></thead><tbody>' +
+                texts.map((t, i) => `<tr id="row${i}"><td>${t}</td></tr>`).join("") + "</tbody>";
+            document.querySelector("main").prepend(table);
+            sortable(table);
+            const button = table.querySelector("th button");
+            return [1, 2].map(() => {
+                button.click();
+                return [...table.tBodies[0].rows].map(row => row.id.slice(3)).join("");
+            });
+        }""",
+        texts,
+    )
+    # The two 2's, and the two that are missing, keep their order: 1 before 6, 2 before 5.
+    assert shown == ["1643025", "4160325"]
+
+
 def test_long_tables_can_be_filtered(pair_page: Path, open_page: Open) -> None:
     page = open_page(pair_page).page
     field = page.locator("input.filter").first
@@ -191,6 +218,7 @@ def test_long_tables_can_be_filtered(pair_page: Path, open_page: Open) -> None:
     assert all(word.lower() in str(row.text_content()).lower() for row in left)
     field.fill("no row has this")
     assert not [row for row in rows.all() if row.is_visible()]
+    assert page.locator("#spoken").text_content() == f"0 of {before} rows"
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -220,6 +248,40 @@ def test_the_theme_is_the_systems_or_the_one_chosen(
         readable()
 
 
+def test_paper_is_light_whatever_was_chosen(pair_page: Path, open_page: Open) -> None:
+    page = open_page(pair_page, dark=True).page
+    for theme in ("system", "light", "dark"):
+        assert page.locator("#theme").text_content() == f"Theme: {theme}"
+        page.emulate_media(media="print", color_scheme="dark")
+        assert contrast(colour(page, "body", "color"), (1, 1, 1)) > 7, theme
+        assert contrast(colour(page, ".panel svg text", "fill"), (1, 1, 1)) > 4.5, theme
+        page.emulate_media(media="screen", color_scheme="dark")
+        page.locator("#theme").click()
+
+
+def test_a_heading_has_a_link_to_itself_for_pointer_and_keyboard(
+    pair_page: Path, open_page: Open
+) -> None:
+    page = open_page(pair_page).page
+    head = page.locator("#provenance")
+    link = head.locator("a")
+    head.scroll_into_view_if_needed()
+
+    def seen() -> bool:
+        return bool(
+            page.evaluate("a => getComputedStyle(a).opacity === '1'", link.element_handle())
+        )
+
+    assert not seen()
+    head.hover()
+    assert seen()
+    page.mouse.move(0, 0)
+    link.focus()
+    assert seen() and page.evaluate("document.activeElement.hash") == "#provenance"
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#provenance")
+
+
 def test_the_theme_is_remembered(pair_page: Path, open_page: Open) -> None:
     opened = open_page(pair_page)
     opened.page.locator("#theme").click()
@@ -236,6 +298,15 @@ def test_nothing_is_wider_than_the_screen(
     page = open_page(pair_page, size=size).page
     page.add_style_tag(content="main > section { content-visibility: visible !important; }")
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    # The link of a heading starts no line of its own.
+    shifted = page.evaluate(
+        """[...document.querySelectorAll("h2, h3, h4")].filter(h => {
+            const words = h.querySelector("span").getClientRects();
+            const link = h.querySelector("a").getBoundingClientRect();
+            return link.top >= words[words.length - 1].bottom;
+        }).map(h => h.id)"""
+    )
+    assert shifted == []
     is_open = page.locator("nav details").get_attribute("open") is not None
     assert is_open == (size[0] >= 1152)
 
@@ -269,6 +340,8 @@ def test_links_headings_and_names_are_sound(pair_page: Path, open_page: Open) ->
            .map(e => e.outerHTML.slice(0, 80))"""
     )
     assert unnamed == []
+    named = page.get_by_role("table", name="Largest magnitudes (Table 5 layout)", exact=True)
+    assert named.first.is_visible()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the report"
     page.keyboard.press("Enter")

@@ -259,7 +259,8 @@ def test_memory_grows_by_what_the_graph_makes(tmp_path: Path) -> None:
     small, large = (memory(wide(tmp_path / f"{n}.onnx", n), ids) for n in (MIB, 3 * MIB))
     assert small is not None and large is not None
     assert 0.95 * 64 * MIB < small < 1.6 * 64 * MIB
-    assert large - small == pytest.approx(128 * MIB, rel=0.05)
+    # Allocators round up, and the process itself differs by a few MiB from run to run.
+    assert large - small == pytest.approx(128 * MIB, abs=16 * MIB)
 
 
 def test_memory_of_a_decoder_and_of_given_feeds_are_alike(case: Exported) -> None:

@@ -78,10 +78,18 @@ for (const svg of document.querySelectorAll(".panel svg")) {
 }
 
 // Tables: a click on a head sorts, another turns it round, a third restores the first order.
-const UNITS = { B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600 };
+const SIZES = { B: 1, kB: 1e3, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+const TIMES = { us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600 };
 function value(text) {
-  const found = /^[^0-9\-+.]*([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)/i.exec(text.replace("\u2212", "-"));
-  return found ? Number(found[1].replaceAll(",", "")) * (UNITS[found[2]] ?? 1) : NaN;
+  const plain = text.replaceAll("\u2212", "-");
+  if (/^[-+]?inf\b/.test(plain)) return plain.startsWith("-") ? -Infinity : Infinity;
+  const times = /^(\d+) (h|min) (\d+) (min|s)$/.exec(plain);  // 2 h 05 min
+  if (times) return times[1] * TIMES[times[2]] + times[3] * TIMES[times[4]];
+  const found = /^([^0-9\-+.]*)([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)/i.exec(plain);
+  if (!found) return NaN;
+  const number = Number(found[2].replaceAll(",", ""));
+  if (found[1] === "x") return 100 * (number - 1);  // x12.3, among percents of change
+  return number * (SIZES[found[3]] ?? TIMES[found[3]] ?? 1);
 }
 const collator = new Intl.Collator("en", { numeric: true });
 function sortable(table) {
@@ -102,12 +110,15 @@ function sortable(table) {
       const asNumbers = head.classList.contains("number");
       const keyed = rows.map((row) => {
         const text = row.cells[column].textContent.trim();
-        return { row, text, number: asNumbers ? value(text) : NaN };
+        const number = asNumbers ? value(text) : NaN;
+        return { row, text, number, rank: Number.isNaN(number) ? (text && text !== "n/a" ? 1 : 2) : 0 };
       });
       keyed.sort((a, b) => {
-        const noA = asNumbers ? Number.isNaN(a.number) : !a.text, noB = asNumbers ? Number.isNaN(b.number) : !b.text;
-        if (noA || noB) return noA - noB;  // what is missing comes last in both orders
-        return sign * (asNumbers ? a.number - b.number : collator.compare(a.text, b.text));
+        // Numbers, then words; what is missing comes last: in both orders.
+        if (a.rank !== b.rank) return a.rank - b.rank;
+        if (a.rank === 2) return 0;
+        if (a.rank === 0) return sign * (a.number < b.number ? -1 : Number(a.number > b.number));
+        return sign * collator.compare(a.text, b.text);
       });
       body.append(...keyed.map((entry) => entry.row));
     });
@@ -121,6 +132,7 @@ function sortable(table) {
     filter.addEventListener("input", () => {
       const wanted = filter.value.toLowerCase();
       for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      spoken.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
     });
     table.parentElement.before(filter);
   }
@@ -135,7 +147,7 @@ const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting) continue;
     for (const link of links.values()) link.removeAttribute("aria-current");
-    links.get(target.id || target.getAttribute("aria-labelledby"))?.setAttribute("aria-current", "true");
+    links.get(target.id || target.querySelector("h2").id)?.setAttribute("aria-current", "true");
   }
 }, { rootMargin: "0px 0px -75% 0px" });
 document.querySelectorAll("main > section").forEach((section) => watcher.observe(section));
