@@ -28,22 +28,9 @@ chromium:
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ $(SUDO) apt-get update && $(SUDO) apt-get install -y --no-install-recommends chromium; }
 
+# Some hours. One part: make bench ONLY=calibration
 bench: $(STAMP)
-	$(BIN)/python benchmarks/recording.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/monitor.py
-	$(BIN)/python benchmarks/calibration.py
-	$(BIN)/python benchmarks/ranges.py
-	$(BIN)/python benchmarks/logits.py
-	$(BIN)/quantkit export smollm2 --quantize auto --max-drop 2% --seq-len 256 --search-samples 32 --out reports/auto
-	$(BIN)/python benchmarks/export_peers.py --ours reports/auto
-	$(BIN)/python benchmarks/pair_logits.py
-	$(BIN)/python benchmarks/clients.py
-	$(BIN)/python -m pip download --no-deps --no-binary :all: -d benchmarks/data bigbench==1.0.0
-	$(BIN)/python benchmarks/bigbench.py --archive benchmarks/data/bigbench-1.0.0.tar.gz
-	$(BIN)/quantkit sweep smollm2 --items 200 --granularity tensor,row --batch-size 16 --out reports/bigbench \
-		--task multiple-choice=benchmarks/data/step_inference.jsonl,multiple-choice=benchmarks/data/social_iqa.jsonl
-	$(BIN)/quantkit report reports/bigbench
+	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
 
 # Trains what ships in quantkit/models/pair and measures its seeds (about two hours on 2 cores; on
 # Debian, since texts are fetched by apt-get, too). Each command goes on where it was stopped.

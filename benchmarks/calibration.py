@@ -6,9 +6,11 @@ at a time. All calibrate the same tensors: the inputs of the linear layers. Each
 fresh process: `peak` is its VmHWM, imports included, `before` its resident set once everything is
 imported; `seconds` run from the file to the ranges. Ours observes once, and every method chooses
 from that; `choose` is what the method adds. Perplexity: W8A8 in quantkit's torch simulation, the
-weights the same in every row, on blocks of the same text behind the calibration's. Linux only.
+weights the same in every row, on blocks of the same text behind the calibration's. `growth`: all of
+them at other numbers of samples, once; who wants more than `--limit-gib` of memory is stopped there
+and has no figures. Linux only.
 
-    python benchmarks/calibration.py [--samples 32] [--seq-len 512] [--growth 8,16]
+    python benchmarks/calibration.py [--samples 32] [--seq-len 512] [--growth 8,128]
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ Run = Callable[[Path, dict[str, Any], list[dict[str, Any]]], dict[str, Any]]
 """Given the folder, the set-up and the batches, returns ranges and times."""
 
 
-def prepare(folder: Path, samples: int, seq_len: int) -> None:
-    """Writes the graph, the tokens, and which tensor each linear layer reads."""
+def prepare(folder: Path, samples: int, seq_len: int, most: int) -> None:
+    """Writes the graph, the tokens of `most` blocks, and which tensor each linear layer reads."""
     import numpy as np
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -62,8 +64,9 @@ def prepare(folder: Path, samples: int, seq_len: int) -> None:
 
     loaded = load(MODEL)
     text = text_slice(TEXT, loaded.tokenizer, seq_len=seq_len, samples=samples)
-    assert text.sequences == samples, f"{TEXT} has {text.sequences} blocks of {seq_len} only"
-    np.save(folder / IDS, np.stack([block.numpy() for block in text.ids]))
+    every = text_slice(TEXT, loaded.tokenizer, seq_len=seq_len, samples=most)
+    assert every.sequences == most, f"{TEXT} has {every.sequences} blocks of {seq_len} only"
+    np.save(folder / IDS, np.stack([block.numpy() for block in every.ids]))
     path = folder / MODEL_FILE  # there already in a kept folder
     if not path.is_file():
         export_float(loaded.model, folder)
@@ -256,21 +259,42 @@ def _ranges_file(folder: Path, name: str) -> Path:
     return folder / f"ranges {name}.json"
 
 
-def _child(folder: Path, *arguments: str) -> Any:
-    """Returns what a process of its own writes to its answer file."""
+def _child(folder: Path, *arguments: str, limit_gib: float | None = None) -> Any:
+    """Returns what a process of its own writes to its answer file.
+
+    Args:
+        limit_gib: What it may take of memory of its own; then None where it wants more.
+    """
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--child", str(folder), *arguments]
     # torch's threads give way while they wait, so that a busy machine is slow and not stuck
     surroundings = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=surroundings)
+    if limit_gib is None:
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=surroundings)
+        return json.loads(answer.read_text(encoding="utf-8"))
+    most = str(int(limit_gib * 2**20))  # KiB
+    limited = ["bash", "-c", 'ulimit -d "$0" && exec "$@"', most, *command]
+    done = subprocess.run(
+        limited,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=surroundings,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        is_memory = any(word in last for word in ("alloc", "Memory", "memory"))
+        assert is_memory, f"{arguments} failed: {last}"
+        return None
     return json.loads(answer.read_text(encoding="utf-8"))
 
 
 def _run_child(folder: Path, what: str, arguments: list[str]) -> None:
     answer: Any = {}
     if what == "prepare":
-        prepare(folder, int(arguments[0]), int(arguments[1]))
+        prepare(folder, *map(int, arguments))
     elif what == "calibrate":
         answer = calibrated(arguments[0], folder, int(arguments[1]))
     else:
@@ -294,8 +318,17 @@ def compared(ranges: dict[str, Ranges]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _measured(folder: Path, name: str, samples: int) -> dict[str, Any]:
-    point: dict[str, Any] = _child(folder, "calibrate", name, str(samples))
+def _measured(
+    folder: Path, name: str, samples: int, limit_gib: float | None = None
+) -> dict[str, Any] | None:
+    point: dict[str, Any] | None = _child(
+        folder, "calibrate", name, str(samples), limit_gib=limit_gib
+    )
+    if point is None:
+        print(
+            f"{name}, {samples} samples: more than {limit_gib:g} GiB", file=sys.stderr, flush=True
+        )
+        return None
     print(
         f"{name}, {samples} samples: {point['seconds']:.1f} s, {point['peak_mib']:.0f} MiB",
         file=sys.stderr,
@@ -304,7 +337,9 @@ def _measured(folder: Path, name: str, samples: int) -> dict[str, Any]:
     return point
 
 
-def _point(name: str, samples: int, point: dict[str, Any]) -> dict[str, Any]:
+def _point(name: str, samples: int, point: dict[str, Any] | None) -> dict[str, Any]:
+    if point is None:
+        return {"calibrator": name, "samples": samples, "seconds": None, "peak_mib": None}
     return {
         "calibrator": name,
         "samples": samples,
@@ -320,7 +355,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     samples, seq_len = options.samples, options.seq_len
     load = round(os.getloadavg()[0], 2)
-    _child(folder, "prepare", str(samples), str(seq_len))
+    _child(folder, "prepare", str(samples), str(seq_len), str(max(samples, *options.growth)))
     setup = json.loads((folder / SETUP).read_text(encoding="utf-8"))
     points: list[dict[str, Any]] = []
     ranges: dict[str, Ranges] = {}
@@ -335,10 +370,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         ranges |= point["ranges"]
         choose_s |= {each: round(value, 3) for each, value in point["choose_s"].items()}
     growth = [
-        _point(name, count, _measured(folder, name, count))
+        _point(name, count, _measured(folder, name, count, options.limit_gib))
         for count in options.growth
-        if count < samples
-        for name in (OURS, "ort percentile")
+        for name in (OURS, *THEIRS)
     ]
     for name, found in ranges.items():
         _ranges_file(folder, name).write_text(json.dumps(found), encoding="utf-8")
@@ -374,6 +408,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             for point in points[1:]
         },
         "target_memory_ratio": TARGET_MEMORY,
+        "limit_gib": options.limit_gib,
         "growth": growth,
         "ranges": compared(ranges),
         "recipe": RECIPE,
@@ -387,6 +422,9 @@ def _print_tables(result: dict[str, Any]) -> None:
         ratio = result["ratios"].get(point["calibrator"], {}).get("memory", "")
         if point["samples"] != result["samples"]:
             ratio = ""
+        if point["seconds"] is None:
+            print(f"{point['calibrator']:<16} {point['samples']:>7} more than the limit")
+            continue
         print(
             f"{point['calibrator']:<16} {point['samples']:>7} {point['seconds']:>7.1f} "
             f"{point['peak_mib']:>9.0f} {ratio:>7}"
@@ -409,7 +447,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--growth", type=_whole_numbers, default=[8, 16], help="sample counts")
+    parser.add_argument("--growth", type=_whole_numbers, default=[8, 128], help="sample counts")
+    parser.add_argument("--limit-gib", type=float, default=12.0, help="of each run of --growth")
     parser.add_argument("--rounds", type=int, default=1, help="in turns; the fastest counts")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--folder", type=Path, help="keep graph and ranges here")

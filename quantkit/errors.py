@@ -8,9 +8,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1500
+_TAIL = 400
+
 
 class QuantkitError(Exception):
-    """Base of every error that quantkit raises on purpose."""
+    """Base of every error that quantkit raises on purpose: one line, whatever it quotes.
+
+    What a file or a user says may be of any length and hold line ends: the middle of a message
+    that is longer than two thousand characters is left out.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        line = " ".join(message.splitlines())
+        if len(line) > _LONGEST + _TAIL:
+            line = f"{line[:_LONGEST]} [...] {line[-_TAIL:]}"
+        super().__init__(line)
 
 
 class InputError(QuantkitError):

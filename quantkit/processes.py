@@ -42,6 +42,8 @@ _MPI: Final = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
 )
+_SHARED: Final = ("stats", "calibrate", "sweep", "train")
+"""Commands whose work several processes share."""
 _START: Final = "start several processes with torchrun --nproc-per-node N -m quantkit ..."
 
 
@@ -242,6 +244,20 @@ def lone_launch(environ: Mapping[str, str] = os.environ) -> str:
         "For N processes: torchrun --nproc-per-node N -m quantkit ..., or accelerate launch "
         "--multi_gpu --num_processes N -m quantkit ..., which needs no GPU."
     )
+
+
+def require_shared(command: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuses several processes for a command of one: each would write the same files.
+
+    Raises:
+        InputError: a launcher started more than one.
+    """
+    count = launched(environ).count
+    if count > 1 and command not in _SHARED:
+        raise InputError(
+            f"quantkit {command} is the work of one process, and {count} were started, which would "
+            f"write the same files: start it alone. Several processes share {', '.join(_SHARED)}."
+        )
 
 
 @contextmanager

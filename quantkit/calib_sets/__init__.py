@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quantkit.calib_sets.array_files import array_slice
     from quantkit.calib_sets.arrays import ArrayBatch, ArraySlice
     from quantkit.calib_sets.batches import Batch, DataSlice
-    from quantkit.calib_sets.check import verify_sets
+    from quantkit.calib_sets.check import changed_since, verify_sets
     from quantkit.calib_sets.choose import data_slice, default_source
     from quantkit.calib_sets.counts import sample_count_warning
     from quantkit.calib_sets.find import all_sets, find_set, named_set
@@ -24,7 +24,7 @@ _PLACES: Final = {
     "array_files": ("array_slice",),
     "arrays": ("ArrayBatch", "ArraySlice"),
     "batches": ("Batch", "DataSlice"),
-    "check": ("verify_sets",),
+    "check": ("changed_since", "verify_sets"),
     "choose": ("data_slice", "default_source"),
     "counts": ("sample_count_warning",),
     "find": ("all_sets", "find_set", "named_set"),
@@ -44,6 +44,7 @@ __all__ = [
     "TokenSlice",
     "all_sets",
     "array_slice",
+    "changed_since",
     "data_slice",
     "default_source",
     "find_set",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantkit.calib_sets.arrays import ArraySlice, slice_of
-from quantkit.calib_sets.check import verified
+from quantkit.calib_sets.check import require_as_read, verified
 from quantkit.calib_sets.find import find_set
 from quantkit.calib_sets.numpy_files import common_length, read_arrays
 from quantkit.errors import InputError, suggest
@@ -36,11 +36,13 @@ def array_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
             that differ, a type or shape that the model cannot read, NaN, no sample after `skip`.
     """
     found, named = find_set(source), None
-    path = Path(source).expanduser()
-    if found is not None:
+    if found is None:
+        arrays = read_arrays(Path(source).expanduser(), source, loaded.input_name)
+    else:
         content, named = verified(found)
         path = next(iter(content.paths.values()))
-    arrays = read_arrays(path, source, loaded.input_name)
+        arrays = read_arrays(path, source, loaded.input_name)
+        require_as_read(found, content)
     names = forward_names(loaded.model)
     for name in arrays:
         if name not in names:

@@ -24,11 +24,12 @@ from quantkit.calib_sets.content import (
     source_files,
     text_content,
 )
-from quantkit.calib_sets.find import NamedSet, all_sets, broken_sets, named_set
+from quantkit.calib_sets.find import NamedSet, all_sets, broken_sets, find_set, named_set
 from quantkit.calib_sets.manifest import Manifest
 from quantkit.calib_sets.numpy_files import check_numbers, common_length, read_arrays
 from quantkit.calib_sets.token_files import read_tokens
 from quantkit.errors import InputError
+from quantkit.results.info import DataInfo
 
 _SHOWN: Final = 3
 
@@ -119,6 +120,59 @@ def image_set(found: NamedSet, skip: int, samples: int) -> tuple[list[Path] | No
         raise _differs(found, [f"{name} changed" for name in changed])
     info = SetInfo(name=found.name, sha256=manifest.sha256, licence=manifest.licence)
     return list(paths.values()), info
+
+
+def require_as_read(found: NamedSet, content: Content) -> None:
+    """Raises InputError where a file is another than when it was hashed; called after reading."""
+    changed = [name for name, path in content.paths.items() if _is_other(path, content.files[name])]
+    if changed:
+        raise InputError(
+            f"calibration set {found.name}: {_listed(changed)} changed while it was read: run "
+            "again when nothing writes to it."
+        )
+
+
+def changed_since(data: DataInfo, since: float) -> str:
+    """Returns one sentence where the source of an earlier run is not what it was, else nothing.
+
+    A named set is compared by its hash. Of another source the time of the last write is looked at:
+    what its hash would be needs the model's tokenizer. Of a source that is not here nothing can be
+    said.
+
+    Args:
+        since: When the run was written, as `stat().st_mtime`.
+    """
+    try:
+        found = find_set(data.source) or (named_set(data.named_set) if data.named_set else None)
+    except InputError:
+        return ""
+    if found is not None and data.set_sha256:
+        try:
+            now = verified(found)[1].sha256
+        except InputError as error:
+            return f"the data changed since they were observed: {str(error).rstrip('.')}"
+        if now == data.set_sha256:
+            return ""
+        return (
+            f"calibration set {found.name} has other content than was observed (sha256 "
+            f"{now[:10]}, then {data.set_sha256[:10]})"
+        )
+    path = Path(data.source).expanduser()
+    try:
+        files = [path, *path.rglob("*")] if path.is_dir() else [path]
+        written = max(file.stat().st_mtime for file in files)
+    except (OSError, ValueError):
+        return ""
+    if written <= since:
+        return ""
+    return f"{data.source} was written to after it was observed: it may hold other data now"
+
+
+def _is_other(path: Path, digest: str) -> bool:
+    try:
+        return file_sha256(path) != digest
+    except InputError:
+        return True
 
 
 def read_content(manifest: Manifest, folder: Path) -> Content:

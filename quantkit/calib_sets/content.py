@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from quantkit.calib_sets.docstrings import held_out_docstrings
-from quantkit.calib_sets.documents import TEXT_FIELD, decoded, is_jsonl, jsonl_rows, text_files
+from quantkit.calib_sets.documents import (
+    TEXT_FIELD,
+    data_of,
+    decoded,
+    is_jsonl,
+    jsonl_rows,
+    text_files,
+)
 from quantkit.calib_sets.image_files import image_files
 from quantkit.calib_sets.retrieval import retrieval_sample
 from quantkit.calib_sets.shapes import shape_image
@@ -72,7 +79,7 @@ def text_content(source: Source, folder: Path, *, draw: int | None, seed: int) -
         paths = source_files(source, folder, "text")
         documents = []
         for name, path in paths.items():
-            data = path.read_bytes()
+            data = data_of(path)
             files[name] = hashlib.sha256(data).hexdigest()
             text = decoded(data, name)
             column = source.field or TEXT_FIELD
@@ -119,9 +126,16 @@ def files_sha256(files: dict[str, str]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Returns the hash of a file.
+
+    Raises:
+        InputError: it cannot be read, or is no longer there.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
 def source_files(source: Source, folder: Path, kind: str) -> dict[str, Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Final
 
 from quantkit.errors import InputError
 
 TEXT_FIELD: Final = "text"
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 def documents_at(path: Path, source: str, field: str = TEXT_FIELD) -> tuple[list[str], bool]:
@@ -21,9 +23,21 @@ def documents_at(path: Path, source: str, field: str = TEXT_FIELD) -> tuple[list
         files = text_files(path)
         if not files:
             raise InputError(f"{source} holds no .txt file: expected one document a file.")
-        return [decoded(file.read_bytes(), file.name) for file in files], False
-    text = decoded(path.read_bytes(), path.name)
+        return [decoded(data_of(file), file.name) for file in files], False
+    text = decoded(data_of(path), path.name)
     return (jsonl_rows(text, source, field), False) if is_jsonl(path) else ([text], True)
+
+
+def data_of(path: Path) -> bytes:
+    """Returns a file's content.
+
+    Raises:
+        InputError: it cannot be read, or is no longer there.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -55,7 +69,7 @@ def jsonl_rows(text: str, source: str, field: str = TEXT_FIELD) -> list[str]:
     """Returns one field of each row; empty lines are left out.
 
     Raises:
-        InputError: a line that is no object with that field; its number is named.
+        InputError: a line that is no object with text in that field; its number is named.
     """
     found = []
     # not splitlines: U+2028 ends a line for it, and stands unescaped in many a JSON file
@@ -63,10 +77,19 @@ def jsonl_rows(text: str, source: str, field: str = TEXT_FIELD) -> list[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            found.append(str(row[field]))
-        except (ValueError, KeyError, TypeError):
+            text = json.loads(line)[field]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError(
                 f"{source}, line {number}: expected a JSON object with a {field!r} field."
             ) from None
+        if not isinstance(text, str):
+            raise InputError(
+                f"{source}, line {number}: expected text in {field!r}, got {text!r:.40}."
+            )
+        if not text.isascii() and _HALF.search(text):
+            raise InputError(
+                f"{source}, line {number}: half a surrogate pair (\\ud800 to \\udfff) in "
+                f"{field!r} is no character: expected both."
+            )
+        found.append(text)
     return found

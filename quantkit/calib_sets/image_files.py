@@ -45,9 +45,9 @@ def open_image(path: Path) -> Any:
     """
     from PIL import Image, ImageOps
 
-    if path.stat().st_size == 0:
-        raise InputError(f"image {path} is empty (0 bytes); expected an image file.")
     try:
+        if path.stat().st_size == 0:
+            raise InputError(f"image {path} is empty (0 bytes); expected an image file.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata; what cannot be read raises
             with Image.open(path) as file:

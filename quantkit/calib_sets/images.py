@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,16 +66,34 @@ def image_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileRows:
-    """Image files as a model's inputs, each read when it is asked for."""
+    """Image files as a model's inputs, each read when it is asked for.
+
+    A file that is written to in between is refused: the slice's hash would be of another image.
+    """
 
     files: list[Path]
     process: Callable[[Any], dict[str, Tensor]]
+    _stamps: dict[Path, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.process(open_image(self.files[index]))
+        path = self.files[index]
+        stamp = self._stamps.setdefault(path, _stamp(path))
+        image = open_image(path)
+        if _stamp(path) != stamp:
+            raise InputError(f"image {path} changed while it was in use: run again.")
+        return self.process(image)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Returns size and time of the last write; zeros where there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

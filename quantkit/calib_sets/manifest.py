@@ -78,7 +78,7 @@ def read_manifest(path: Path) -> Manifest:
         raise InputError(f"no such file: {path}.") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: bytes, TOML, a number's length
         raise InputError(f"{path} is not TOML: {error}.") from error
     check_schema(path, plain, SCHEMA)
     # optional fields may be missing, as in an older file

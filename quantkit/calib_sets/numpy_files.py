@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ def read_arrays(path: Path, source: str, main: str) -> dict[str, Array]:
                 return {main: found}
             with found:
                 return {name: found[name] for name in found.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of a broken file: zipfile's, zlib's, tokenize's, MemoryError, ...
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{source} cannot be read as numpy arrays of numbers: {first}") from error
 

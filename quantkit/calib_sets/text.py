@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from quantkit.calib_sets.batches import Span
-from quantkit.calib_sets.check import SetInfo, verified
+from quantkit.calib_sets.check import SetInfo, require_as_read, verified
 from quantkit.calib_sets.find import NamedSet, find_set
 from quantkit.calib_sets.plain_text import documents_of
 from quantkit.calib_sets.token_files import check_vocabulary, read_tokens
@@ -174,6 +174,7 @@ def _token_set(found: NamedSet, tokenizer: Any, vocab_size: int | None) -> _Text
     content, named = verified(found)
     name, path = next(iter(content.paths.items()))
     rows = [row for row in read_tokens(path, name) if row]
+    require_as_read(found, content)
     unsure = check_vocabulary(found.manifest, rows, tokenizer, vocab_size)
     named = dataclasses.replace(named, warnings=(*named.warnings, *unsure))
     whole = found.manifest.cut == "blocks"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quantkit.calib_sets.documents import decoded
+from quantkit.calib_sets.documents import data_of, decoded
 from quantkit.calib_sets.source import Source
 from quantkit.errors import InputError
 
@@ -101,7 +101,7 @@ def _code(name: str) -> str:
     path = Path(_origin(name))
     if path.suffix != ".py":
         raise InputError(f"module {name!r} has no source code at hand: {path.name}.")
-    return decoded(path.read_bytes(), path.name)
+    return decoded(data_of(path), path.name)
 
 
 def _origin(name: str) -> str:

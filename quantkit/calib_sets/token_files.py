@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from quantkit.calib_sets.documents import decoded, is_jsonl
+from quantkit.calib_sets.documents import data_of, decoded, is_jsonl
 from quantkit.calib_sets.manifest import Manifest
 from quantkit.calib_sets.numpy_files import check_numbers, common_length, read_arrays
 from quantkit.errors import InputError
 
 IDS: Final = "input_ids"
 MASK: Final = "attention_mask"
+_END: Final = 1 << 31
+"""No vocabulary has that many; a larger number is no token, and would overflow further down."""
 
 
 def read_tokens(path: Path, source: str) -> list[list[int]]:
@@ -27,7 +29,7 @@ def read_tokens(path: Path, source: str) -> list[list[int]]:
     if is_jsonl(path):
         if not path.is_file():
             raise InputError(f"{source}: no such file.")
-        return _jsonl_tokens(decoded(path.read_bytes(), path.name), source)
+        return _jsonl_tokens(decoded(data_of(path), path.name), source)
     arrays = read_arrays(path, source, IDS)
     if IDS not in arrays or set(arrays) - {IDS, MASK}:
         raise InputError(
@@ -43,8 +45,11 @@ def read_tokens(path: Path, source: str) -> list[list[int]]:
             f"{source}: {IDS} is {ids.dtype} of shape {list(ids.shape)}, {MASK} has shape "
             f"{list(mask.shape)}; expected whole numbers [samples, tokens], both alike."
         )
-    if ids.size and (int(ids.min()) < 0 or not set(np.unique(mask).tolist()) <= {0, 1}):
-        raise InputError(f"{source}: expected tokens of 0 or more, and a mask of 0 and 1.")
+    are_tokens = not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < _END)
+    if not are_tokens or not set(np.unique(mask).tolist()) <= {0, 1}:
+        raise InputError(
+            f"{source}: expected tokens of 0 or more, below 2^31, and a mask of 0 and 1."
+        )
     rows = []
     for number, (row, real) in enumerate(zip(ids, mask.astype(bool), strict=True)):
         if bool((np.diff(np.flatnonzero(real)) > 1).any()):
@@ -107,9 +112,9 @@ def _jsonl_tokens(text: str, source: str) -> list[list[int]]:
             continue
         try:
             ids = json.loads(line)[IDS]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             ids = None
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < _END for i in ids):
             raise InputError(
                 f"{source}, line {number}: expected a JSON object with {IDS!r}, a list of tokens."
             )

@@ -111,12 +111,16 @@ def load(path: Path) -> tuple[Recording, dict[str, Any]]:
     """Returns what `save` wrote, and its identity.
 
     Raises:
-        InputError: no such file, one that is cut short, or of another version.
+        InputError: no such file, one that is cut short, damaged, or of another version.
     """
     if not path.is_file():
         raise InputError(f"no such file: {path}; expected the observations of a calibration.")
-    tensors, plain = read_tensors(path, OBSERVATIONS_SCHEMA, "calibrate again, or remove the file")
-    return _recording(plain, tensors), plain["identity"]
+    again = "calibrate again, or remove the file"
+    tensors, plain = read_tensors(path, OBSERVATIONS_SCHEMA, again)
+    try:
+        return _recording(plain, tensors), plain["identity"]
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged ({error!r:.80}): {again}.") from error
 
 
 def _recording(plain: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:

@@ -60,7 +60,7 @@ def read_tensors(path: Path, schema: str, again: str) -> tuple[dict[str, Tensor]
         with safe_open(path, framework="pt") as file:
             plain = json.loads((file.metadata() or {}).get(_KEY, "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): {again}.") from error
     if not isinstance(plain, dict) or plain.get("schema") != schema:
         found = plain.get("schema") if isinstance(plain, dict) else None

@@ -27,6 +27,7 @@ from quantkit.probes.token_scan import (
 
 _ACTIVATIONS: Final = ("linear_input", "linear_output", "attention_output")
 _Q_AND_K: Final = ("attention_query", "attention_key")
+_UNKNOWN: Final = -1
 _OF_CALLS: Final = (
     "attention_logit",
     "attention_probability",
@@ -97,7 +98,7 @@ class Watch:
             )
             found = extremes.visit(visit.point, "tensor", result)
             # the tensor is held, so that its memory stays its own
-            self._last[visit.point] = (x, x._version, found)
+            self._last[visit.point] = (x, _version(x), found)
         self._add(name, found)
 
     def _see_call(self, call: AttentionLogits) -> None:
@@ -222,5 +223,10 @@ def _is_same(x: Tensor, other: Tensor, version: int) -> bool:
         and x.shape == other.shape
         and x.stride() == other.stride()
         and x.dtype == other.dtype
-        and x._version == version
+        and _version(x) == version != _UNKNOWN
     )
+
+
+def _version(x: Tensor) -> int:
+    """Returns how often a tensor was written to; of those of inference mode nobody counts that."""
+    return _UNKNOWN if x.is_inference() else x._version

@@ -59,7 +59,7 @@ def _read(path: str) -> dict[str, Any]:
         raise InputError(f"cannot read {path!r}: {error}.") from error
     try:
         plain = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         last = f"at line {len(text.splitlines())}, the last"
         said = str(error).replace("at end of document", last)
         raise InputError(f"{path} is not TOML: {said}.") from error

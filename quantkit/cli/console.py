@@ -14,7 +14,7 @@ import typer
 from quantkit.cli.watch import watching
 from quantkit.errors import GateError, QuantkitError
 from quantkit.jobs import Job, default_out
-from quantkit.processes import lone_launch, may_talk
+from quantkit.processes import lone_launch, may_talk, require_shared
 
 
 def run_job(
@@ -35,6 +35,7 @@ def run_job(
         view: Text for a person.
     """
     run: Callable[..., Path]
+    require_shared(command)
     folder = default_out(command, job)
     is_first = may_talk()  # of several processes one talks
     quiet = quiet or not is_first

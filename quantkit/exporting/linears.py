@@ -84,7 +84,9 @@ def match_linears(model: ir.Model, module_linears: ModuleLinears) -> list[Linear
 
 
 def find_linears(model: ir.Model) -> list[LinearNode]:
-    """Returns every MatMul and Gemm with a constant matrix, in graph order; none with `transA`.
+    """Returns every MatMul and Gemm with a constant float32 matrix, in graph order.
+
+    None with `transA`, and no product of integers.
 
     A layer's name is its node's, or `<operation>_<number>` where that has none; of two nodes of
     one name the second one's ends in `#2`.
@@ -97,6 +99,8 @@ def find_linears(model: ir.Model) -> list[LinearNode]:
             continue
         value, transposed = side
         assert value.const_value is not None  # _constant_operand returns constants only
+        if value.const_value.dtype != ir.DataType.FLOAT:
+            continue
         array = np.array(value.const_value.numpy(), np.float32)
         name = node.name or f"{node.op_type}_{index}"
         counts[name] += 1
@@ -178,13 +182,16 @@ def _constant_operand(node: ir.Node) -> tuple[ir.Value, bool] | None:
     """Returns the rank-2 constant of a linear layer and whether it is `[out, in]`.
 
     None for a Gemm with `transA`: its tokens lie on the last axis, where the passes expect inputs.
+    None for a matrix without an element, which has no grid.
     """
     if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
         return None
     if turns_input(node):
         return None
-    value = node.inputs[1]
+    value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None or value.const_value is None or len(value.const_value.shape) != 2:
+        return None
+    if not value.const_value.size:
         return None
     transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1
     return value, transposed

@@ -7,7 +7,7 @@
 | `_lift_constants` | weights anywhere | every constant of the main graph is an initializer |
 | `_fold_constants` | weights transposed or cast on their way | nodes read constants |
 | `_fold_batch_norms` | normalisations behind convolutions | they are in the weights, as ever |
-| `_require_float32` | weights of any type | those of layers are float32 |
+| `_require_float32` | weights of any type | those of layers are float32 and finite |
 | `_describe` | shapes known or not | shapes where they can be inferred; unique names of nodes |
 
 What an If, Loop or Scan computes inside is left as it is.
@@ -15,9 +15,12 @@ What an If, Loop or Scan computes inside is left as it is.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import version_converter
@@ -58,21 +61,37 @@ def prepare_graph(path: Path, *, opset: int = LEAST_OPSET) -> ir.Model:
 
     Raises:
         InputError: no ONNX file; it is quantized already, or has weights of other types than
-            float32 (both by name); its operators cannot be raised to that opset.
+            float32, or NaN or inf in one (all by name); its operators cannot be raised to that
+            opset, or it is no graph that can be rewritten.
     """
     model = load_float_graph(path)
     _require_float(model, path)
+    with _told_by_one_line(path):
+        if model.functions:
+            common.InlinePass()(model)
     model = _raise_opset(model, path, max(opset, LEAST_OPSET))
     model.ir_version = max(model.ir_version or 0, _IR_VERSION)
-    _lift_constants(model)
-    if not _has_subgraphs(model):
-        _fold_constants(model)
-        _fold_batch_norms(model)
+    with _told_by_one_line(path):
+        _lift_constants(model)
+        if not _has_subgraphs(model):
+            _fold_constants(model)
+            _fold_batch_norms(model)
     _require_float32(model, path)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     _describe(model)
     return model
+
+
+@contextlib.contextmanager
+def _told_by_one_line(path: Path) -> Iterator[None]:
+    """Turns what other libraries' passes raise over a graph that is none into an InputError."""
+    try:
+        yield
+    except Exception as error:  # onnx_ir's own types, and IndexError and the like
+        raise InputError(
+            f"{path} is no graph that can be rewritten: {first_line(error)}. Export it again."
+        ) from error
 
 
 def _has_subgraphs(model: ir.Model) -> bool:
@@ -103,6 +122,13 @@ def _require_float32(model: ir.Model, path: Path) -> None:
                     f"{path}: the weight of {node.name!r} is {tensor.dtype}: expected a float32 "
                     "graph; export the model in float32."
                 )
+            if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
+                bad = int((~np.isfinite(tensor.numpy())).sum())
+                if bad:
+                    raise InputError(
+                        f"{path}: the weight of {node.name!r} holds {bad} NaN or inf values; "
+                        "expected finite ones. Export the model again from sound weights."
+                    )
 
 
 def _raise_opset(model: ir.Model, path: Path, opset: int) -> ir.Model:
@@ -110,9 +136,12 @@ def _raise_opset(model: ir.Model, path: Path, opset: int) -> ir.Model:
 
     Large weights are set aside meanwhile: protobuf holds 2 GB, and the converter reads none.
     """
-    if model.functions:
-        common.InlinePass()(model)
     own = model.opset_imports.get("", 0)
+    if own < 1:
+        raise InputError(
+            f"{path} says no opset of ONNX's operators (opset_import): expected 1 or more, got "
+            f"{own or 'none'}. Export it again."
+        )
     if own >= opset:
         return model
     # As of old, an initializer may be an input, too: a default that a caller may replace.
@@ -131,9 +160,11 @@ def _raise_opset(model: ir.Model, path: Path, opset: int) -> ir.Model:
             value.const_value = None
             value.shape, value.dtype = ir.Shape(tensor.numpy().shape), tensor.dtype
             model.graph.inputs.append(value)
+    # below version 4 an initializer had to be an input, too, and the converter insists
+    model.ir_version = max(model.ir_version or 0, _IR_VERSION)
     try:
         raised = version_converter.convert_version(ir.to_proto(model), opset)
-        onnx.checker.check_model(raised)
+        _check(raised)
     except Exception as error:  # onnx raises RuntimeError, its own types and protobuf's
         first = first_line(error)
         raise InputError(
@@ -148,6 +179,17 @@ def _raise_opset(model: ir.Model, path: Path, opset: int) -> ir.Model:
         value.const_value = tensor
         model.graph.register_initializer(value)
     return model
+
+
+def _check(raised: onnx.ModelProto) -> None:
+    """Asks ONNX's checker, which insists on shapes of outputs; a file need not state them."""
+    types = [value.type.tensor_type for value in raised.graph.output]
+    unknown = [kind for kind in types if kind.elem_type and not kind.HasField("shape")]
+    for kind in unknown:
+        kind.shape.SetInParent()
+    onnx.checker.check_model(raised)
+    for kind in unknown:
+        kind.ClearField("shape")
 
 
 def _lift_constants(model: ir.Model) -> None:

@@ -63,7 +63,7 @@ def find_convs(model: ir.Model) -> list[ConvNode]:
     found: list[ConvNode] = []
     counts: dict[str, int] = defaultdict(int)
     for index, node in enumerate(model.graph):
-        if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Conv" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
             continue
         weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
         if weight is None or weight.const_value is None:

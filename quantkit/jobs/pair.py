@@ -295,7 +295,7 @@ class PairSpec:
             ) from error
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
             raise InputError(f"{path} is not TOML: {error}.") from error
         found = plain.pop("schema", None)
         if found != PAIR_SCHEMA:

@@ -48,7 +48,11 @@ def _value(value: Any, kind: Any, where: str) -> Any:
         rows = _of_kind(value, (list,), where, "a list")
         return tuple(_value(row, item, where) for row in rows)
     if kind is float:
-        return float(_of_kind(value, (int, float), where, "a number"))
+        number = _of_kind(value, (int, float), where, "a number")
+        try:
+            return float(number)
+        except OverflowError as error:
+            raise InputError(f"{where}: expected a number below 1.8e308.") from error
     return _of_kind(value, (kind,), where, _WORDS[kind])
 
 

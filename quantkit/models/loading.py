@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 
 from quantkit.errors import InputError, QuantkitError, suggest
 from quantkit.jobs import SHIPPED_PAIR
 from quantkit.models.architectures import is_decoder_only, model_class, require_real_weights
+from quantkit.models.checkpoint import check_tensors, misfit, read_object, weight_files
 from quantkit.models.families import attention_modules, backbone, layer_modules, layout_of
 from quantkit.models.hub import hub_folder
 from quantkit.models.placement import Placement, input_device, parameter_count, weights
@@ -175,8 +178,8 @@ def load(
         timm.to(device)
         return _finish(name, name_or_path, timm, None, sha256, warnings, None)
     source = _located(name_or_path)
-    sha256 = source.sha256 or _hash_all(_weight_files(source.folder, name_or_path))
-    return _from_folder(source, name_or_path, dtype, placement, sha256)
+    files = weight_files(source.folder, name_or_path)
+    return _from_folder(source, name_or_path, dtype, placement, files)
 
 
 def prepare(name_or_path: str) -> None:
@@ -237,22 +240,6 @@ def _shipped(name: str) -> _Located:
     return _Located(folder=folder, name=name, sha256=sha256, warnings=warnings)
 
 
-def _weight_files(folder: Path, given: str) -> list[Path]:
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{given} has no config.json: expected a transformers model folder.")
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        pickled = sorted(folder.glob("*.bin"))
-        hint = (
-            f" {pickled[0].name} is a pickle, which quantkit does not open: convert it with "
-            "save_pretrained(..., safe_serialization=True)."
-            if pickled
-            else " Save the model with save_pretrained()."
-        )
-        raise InputError(f"{given} holds no weights (*.safetensors).{hint}")
-    return found
-
-
 def _hash_all(files: list[Path]) -> str:
     if len(files) == 1:
         return sha256_of(files[0])
@@ -260,43 +247,68 @@ def _hash_all(files: list[Path]) -> str:
 
 
 def _from_folder(
-    located: _Located, source: str, dtype: str, placement: Placement, sha256: str
+    located: _Located, source: str, dtype: str, placement: Placement, files: list[Path]
 ) -> LoadedModel:
     folder = located.folder
+    sha256 = located.sha256 or _hash_all(files)
+    kind = config = None
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
+            check_tensors(config, files, source)
+            kind = model_class(config, source)
             model, report = placement.load(
-                model_class(config, source),
-                folder,
-                config=config,
-                dtype=DTYPES[dtype],
-                local_files_only=True,
+                kind, folder, config=config, dtype=DTYPES[dtype], local_files_only=True
             )
-            tokenizer = _tokenizer(folder)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"{source} cannot be loaded: {_first_line(error)}") from error
-    except Exception as error:  # safetensors raises a type of its own for a broken file
-        if type(error).__name__ == "SafetensorError":
-            raise InputError(f"{source}: broken weights file: {_first_line(error)}") from error
+            tokenizer, notes = _tokenizer(folder, source)
+    except QuantkitError:
         raise
-    warnings = (*located.warnings, *require_real_weights(model, report, source))
+    except SafetensorError as error:
+        raise InputError(
+            f"{source}: broken weights file: {_said(error)}. Get the checkpoint again."
+        ) from error
+    except Exception as error:  # a config may hold anything, and classes meet it as they do
+        wrong = misfit(kind, config, files) if "ignore_mismatched_sizes" in str(error) else ""
+        raise InputError(
+            f"{source} cannot be loaded: {wrong or _said(error)}. Its config.json, or its weights, "
+            f"are not what transformers {transformers.__version__} expects."
+        ) from error
+    warnings = (*located.warnings, *require_real_weights(model, report, source), *notes)
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         warnings = (*warnings, DEQUANTIZED.format(what="quantization_config"))
     return _finish(located.name, source, model, tokenizer, sha256, warnings, folder)
 
 
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer(folder: Path, source: str) -> tuple[Any, tuple[str, ...]]:
+    """Returns the tokenizer, None where there is none that can be read, and warnings.
+
+    Raises:
+        InputError: there is one, and its file is broken.
+    """
     # without files transformers may make an empty one of the config's kind: all text unknown
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
-        return None
+        return None, ()
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError):
-        return None  # what needs it says so
+        found = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the tokenizers package raises Exception itself
+        plain = {
+            name: read_object(folder / name, source)
+            for name in ("tokenizer.json", "tokenizer_config.json")
+            if (folder / name).is_file()
+        }
+        whole = plain.get("tokenizer.json", {"model": {}})
+        if type(error) is Exception or not isinstance(whole.get("model"), dict):
+            raise InputError(
+                f"{source}: tokenizer.json holds no tokenizer ({_said(error)}). Get the checkpoint "
+                "again."
+            ) from error
+        return None, (f"its tokenizer cannot be loaded: {_said(error)}",)  # what needs it says so
+    return found, ()
 
 
 def _finish(
@@ -331,6 +343,10 @@ def _finish(
     )
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _said(error: Exception) -> str:
+    """Returns what an error says, in one line without a full stop; its class if it is mute."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines or isinstance(error, LookupError | TypeError | AttributeError | ArithmeticError):
+        return ": ".join([type(error).__name__, *lines[:1]])
+    # a heading says nothing without what it is of
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

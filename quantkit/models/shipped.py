@@ -36,7 +36,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from quantkit.errors import InputError
 from quantkit.jobs import SHIPPED_PAIR
+from quantkit.models.architectures import require_real_weights
 from quantkit.models.dinov2_onnx import write_dinov2
+from quantkit.models.gguf_check import check_gguf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +226,17 @@ def _verified(folder: Path) -> str | None:
 
 
 def _dequantize(gguf: Path, folder: Path) -> None:
+    check_gguf(gguf)
     # the conversion draws a bar on stderr that no option turns off
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         source = {"gguf_file": gguf.name, "local_files_only": True}
         try:
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, dtype=torch.float32, output_loading_info=True, **source
+            )
+            model, report = loaded
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # its values are sound, and may still make no model
             first = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise InputError(f"{gguf.name} cannot be read as a GGUF model: {first[0]}") from error
         if model.config.model_type != "llama":
@@ -238,6 +244,7 @@ def _dequantize(gguf: Path, folder: Path) -> None:
                 f"{gguf.name} holds a {model.config.model_type!r} model; expected 'llama', the "
                 "family whose GGUF files this version reads."
             )
+        require_real_weights(model, report, gguf.name)
         # save_pretrained refuses a model that came from GGUF: put its tensors into a plain one
         fields = model.config.to_dict()
         fields.pop("quantization_config", None)

@@ -36,6 +36,7 @@ from quantkit.numerics.qtypes import QType
 # The smallest normal float32. A smaller scale loses bits, and kernels that flush subnormals to
 # zero would divide by it; a range that small is nothing but rounding noise.
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class RangeError(InputError):
@@ -127,26 +128,46 @@ def fake_quantize(
     """Returns `dequantize(quantize(x))` in the dtype of `x`, without the integers in between.
 
     The same bits as the two calls, except that a NaN stays NaN: a simulation should not hide one.
-    For a bfloat16 or float16 `x` the grid is float32's and the result is rounded once at the end.
+    For a bfloat16 or float16 `x` the grid is float32's and the result is rounded once at the end,
+    to a finite number.
     `out`, float32 and shaped as `x`, takes the result and may be `x` itself.
     """
     steps = _steps(x, scale, zero_point, qtype, out)
     steps += 0.0  # -0.0 becomes +0.0
     if out is not None:
         return steps.mul_(scale.to(torch.float32))
-    return (steps * scale.to(torch.float32)).to(x.dtype)
+    steps *= scale.to(torch.float32)
+    if x.dtype in (torch.float16, torch.bfloat16):  # half a step beyond the range may be infinite
+        largest = torch.finfo(x.dtype).max
+        steps.clamp_(-largest, largest)
+    return steps.to(x.dtype)
 
 
 def symmetric_scale(absmax: Tensor, qtype: QType) -> Tensor:
     """Returns the float32 scale `absmax / qmax` that puts `absmax` on the outermost step.
 
     Where absmax is 0 the scale is 1 (an all-zero tensor stays exactly zero). A scale below the
-    smallest normal float32 is raised to it. Elementwise; NaN and inf pass through: see
-    `check_range`.
+    smallest normal float32 is raised to it, and one whose outermost step is beyond the largest is
+    lowered. Elementwise; NaN and inf pass through: see `check_range`.
     """
     top = absmax.to(torch.float32)
     scale = (top / float(qtype.qmax)).clamp_min(_SMALLEST_SCALE)
+    scale = _finite_outside(scale, torch.full_like(scale, float(qtype.qmax)))
     return torch.where(top == 0, torch.ones_like(scale), scale)
+
+
+def _finite_outside(scale: Tensor, steps: Tensor) -> Tensor:
+    """Returns the scale, lowered where it times `steps` overflows a finite range to inf.
+
+    A range that ends where float32 does (a mask's stand-in for -inf) would come back as infinite.
+    """
+    beyond = scale.isfinite() & (scale * steps).isinf()
+    if not bool(beyond.any()):
+        return scale
+    largest = _LARGEST / steps
+    # rounded up, the quotient is one step of the last bit too large
+    below = torch.nextafter(largest, torch.zeros_like(largest))
+    return torch.where(beyond, torch.where((largest * steps).isinf(), below, largest), scale)
 
 
 def affine_params(lo: Tensor, hi: Tensor, qtype: QType) -> tuple[Tensor, Tensor]:
@@ -163,6 +184,8 @@ def affine_params(lo: Tensor, hi: Tensor, qtype: QType) -> tuple[Tensor, Tensor]
     scale = torch.where((hi - lo).isinf(), hi / steps - lo / steps, scale)
     scale = scale.clamp_min(_SMALLEST_SCALE)
     zero_point = (qtype.qmin - lo / scale).clamp(qtype.qmin, qtype.qmax).round().to(torch.int32)
+    outermost = torch.maximum(qtype.qmax - zero_point, zero_point - qtype.qmin)
+    scale = _finite_outside(scale, outermost.to(torch.float32))
     empty = (lo == 0) & (hi == 0)
     return (
         torch.where(empty, torch.ones_like(scale), scale),

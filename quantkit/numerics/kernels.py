@@ -41,7 +41,7 @@ _EXP2: Final = (
 )
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, inline="always")
 def _chunk_extremes(bits: Any) -> Any:
     """Returns (largest key, smallest key, largest magnitude, smallest nonzero magnitude less 1).
 
@@ -60,7 +60,7 @@ def _chunk_extremes(bits: Any) -> Any:
     return high, low, top, least
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, inline="always")
 def _extremes(bits: Any, tops: Any) -> Any:
     """Returns what `_chunk_extremes` does, of a row; NaN and inf are the largest magnitudes.
 
@@ -76,7 +76,7 @@ def _extremes(bits: Any, tops: Any) -> Any:
     return high, low, top, least
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, inline="always")
 def _moments(x: Any) -> Any:
     """Returns mean and sums of the second to fourth power about it, float64."""
     total = 0.0
@@ -113,7 +113,7 @@ def _merge_moments(m: Any, n: float, mean: float, m2: float, m3: float, m4: floa
     m[0] = total
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, inline="always")
 def _entropy(x: Any, top: Any) -> Any:
     """Returns the entropy in nats of softmax(x), whose largest element is `top`."""
     total, weighted = np.float32(0), np.float32(0)

@@ -1,6 +1,7 @@
 """ONNX Runtime: decoder graphs with a cache, and the observation of a graph's tensors.
 
 * `decoder`: which input and output is what, and a run with a cache that may be empty;
+* `graph_file`: a file that somebody gave, with its weights where they must lie;
 * `graph_tensors`: which tensors of a graph a range is for, and the graph that hands them out;
 * `observe`: batches through that graph, one `Bundle` a tensor, in bounded memory;
 * `sessions`: sessions of any graph, and ONNX Runtime's refusals in one line.

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from quantkit.errors import InputError
+from quantkit.onnx_runtime.graph_file import read_graph
 
 _DOMAINS: Final = ("", "ai.onnx")
 _FLOATS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -32,14 +33,9 @@ def load_float_graph(path: Path) -> ir.Model:
     """Returns the graph; external weights stay in their file.
 
     Raises:
-        InputError: no such file, or it is no ONNX file.
+        InputError: as `read_graph`, or the file holds no node.
     """
-    if not path.is_file():
-        raise InputError(f"no ONNX file {path}.")
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise types of their own
-        raise InputError(f"{path} cannot be read as an ONNX file.") from error
+    model = read_graph(path)
     if not len(model.graph):
         raise InputError(f"{path} holds no ONNX graph: expected at least one node.")
     return model
@@ -61,7 +57,7 @@ def linear_inputs(model: ir.Model) -> list[str]:
     found: dict[str, None] = {}
     for node in model.graph:
         places = _ACTIVATION_PLACES.get(node.op_type, ())
-        if node.domain not in _DOMAINS:
+        if node.domain not in _DOMAINS or len(node.inputs) < 2:  # too few: ONNX Runtime refuses it
             continue
         for place in places:
             value, factor = node.inputs[place], node.inputs[1 - place]

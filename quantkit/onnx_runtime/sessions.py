@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,10 @@ MESSAGE: Final = 200
 _QUIET: Final = 4
 """ONNX Runtime's severity "fatal": a graph that fails is reported by its exception."""
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
+_SOURCE: Final = re.compile(
+    r"Load model from .*? failed:|/\S+\.(?:cc|h):\d+ \w.*?\(.*?\)(?: const)? "
+)
+"""What its messages carry beside what they say: a file, a line and a function's signature."""
 _FLOAT_ACTIVATIONS: Final = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Weights-only graphs keep float activations, as written; see `decoder`."""
 
@@ -47,5 +52,9 @@ def open_graph(
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error, at most `MESSAGE` characters; its class if it is mute."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:MESSAGE]
+    """Returns the first line of an error, at most `MESSAGE` characters; its class if it is mute.
+
+    Where in ONNX Runtime's own source it was raised, and the path again, are left out.
+    """
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return _SOURCE.sub("", first)[:MESSAGE]

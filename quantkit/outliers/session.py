@@ -21,7 +21,7 @@ from quantkit.outliers.assemble import Assembly
 from quantkit.outliers.collect import QUANTILES, chosen_points
 from quantkit.outliers.maps import RowSampling
 from quantkit.outliers.statistics import HIDDEN, ModelStatistics
-from quantkit.probes import Attachment, attach
+from quantkit.probes import Attachment, Hook, attach
 from quantkit.results import DataInfo, Stats
 
 
@@ -126,8 +126,8 @@ def record(
         rows=rows,
         seed=seed,
     )
-    before = model.register_forward_pre_hook(session.begin)
-    after = model.register_forward_hook(session.end, always_call=True)
+    before = model.register_forward_pre_hook(Hook(session.begin))
+    after = model.register_forward_hook(Hook(session.end), always_call=True)
     try:
         with attach(
             model,

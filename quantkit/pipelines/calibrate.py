@@ -11,7 +11,7 @@ from typing import Final
 
 from torch import nn
 
-from quantkit.calib_sets import DataSlice, data_slice, sample_count_warning
+from quantkit.calib_sets import DataSlice, changed_since, data_slice, sample_count_warning
 from quantkit.calibration import (
     OBSERVATIONS_FILE,
     RangePlan,
@@ -288,6 +288,8 @@ def _choose_again(
     recording, identity = load_observations(path)
     origin = origin_of(path, identity)
     warnings = [f"chosen again from {run.name}, by {plan.methods}"]
+    changed = changed_since(origin.data, path.stat().st_mtime)
+    warnings += [changed] if changed else []
     for method in plan.methods.methods:
         if isinstance(method, MovingAverageRange):
             known = origin.averaging_constant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from quantkit.pipelines.sweep import recipes_of, sweep_into
 from quantkit.pipelines.sweep_subjects import load_all, read_calibrated, subjects_of
 from quantkit.processes import Processes
 from quantkit.progress import Progress, silent
+from quantkit.results.io import written_whole
 
 ALONE: Final = Processes()
 
@@ -71,4 +71,5 @@ def _one_model(loaded: LoadedModel, job: CompareJob, folder: Path, progress: Pro
 def _training_into(folder: Path, models: Sequence[LoadedModel]) -> None:
     """Copies how the shipped pair was trained, where that is what was compared."""
     for path in pair_results([loaded.folder for loaded in models]):
-        shutil.copyfile(path, folder / path.name)
+        with written_whole(folder / path.name) as file:
+            file.write(path.read_bytes())

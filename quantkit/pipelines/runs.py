@@ -7,6 +7,7 @@ as a person would, for `--config`.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -27,11 +28,13 @@ from quantkit.results.io import written_whole
 
 ALONE: Final = Processes()
 RUN_FILE: Final = "run.json"
-_OF_A_RUN: Final = frozenset({RUN_FILE, CONFIG_FILE})
-"""What a folder has when a run of it begins."""
-_TEMPORARY: Final = re.compile(r"\.[a-z]+\.(json|toml)\.[a-z0-9_]{8}")
-_BUILDING: Final = (".building-*", ".writing-*", ".prepared-*")
-"""Folders that graphs are written in before they are moved; a killed process leaves them."""
+_OF_A_RUN: Final = (CONFIG_FILE, RUN_FILE)
+"""What a folder has when a run of it begins. The file that owns the folder goes last."""
+_TEMPORARY: Final = re.compile(r"\.[^/]+\.(json|toml|safetensors|npy|html|md|svg)\.[a-z0-9_]{8}")
+_LEAVING: Final = ".leaving-"
+_BUILDING: Final = (".building-*", ".writing-*", ".prepared-*", f"{_LEAVING}*")
+"""Folders that graphs are written in before they are moved, or that are being removed; a killed
+process leaves them."""
 SEARCH_FOLDER: Final = "search"
 """What `--quantize auto` tried, below a run."""
 _ABANDONED_S: Final = 600.0
@@ -61,7 +64,7 @@ class Run:
 
     def withdraw(self) -> None:
         """Leaves no trace of a job that failed before it wrote anything, over a mistyped word."""
-        if not self.finished and {path.name for path in self.folder.iterdir()} <= _OF_A_RUN:
+        if not self.finished and {p.name for p in self.folder.iterdir()} <= set(_OF_A_RUN):
             for name in _OF_A_RUN:
                 (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()
@@ -75,18 +78,20 @@ def open_run(command: str, job: Job) -> Run:
     """Returns the job's folder, made or taken up again.
 
     Raises:
-        InputError: as `check_run`, or a name in the job is no Unicode text.
+        InputError: as `check_run`, or a name in the job is no Unicode text, or `force` would
+            remove what the job reads.
     """
     folder = default_out(command, job)
     config = toml_text(config_fields(command, job))  # refuses what no file can say, at no cost
     state = check_run(command, job)
-    for path in _temporaries(folder):
-        if _age_s(path) > _ABANDONED_S:
+    for path in folder.rglob(".*"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file() and _age_s(path) > _ABANDONED_S:
             path.unlink(missing_ok=True)
     for path in (path for name in _BUILDING for path in folder.rglob(name)):
         if _age_s(path) > _ABANDONED_S:
             shutil.rmtree(path, ignore_errors=True)
     if state == "theirs":
+        _require_kept(folder, job)
         _clear(folder)
     if state != "finished":
         _write(folder, command, job, finished=False)
@@ -161,25 +166,72 @@ def running(command: str, job: Job, processes: Processes = ALONE) -> Iterator[Ru
 
 
 def _clear(folder: Path) -> None:
-    """Removes what earlier runs of quantkit wrote, and nothing else."""
+    """Removes what earlier runs of quantkit wrote, and nothing else.
+
+    A process that is killed here leaves a folder that is still the earlier run's, unfinished, and
+    in which every file is whole: whoever gives that run's command again goes on with the rest.
+    """
+    before = read_plain(folder / RUN_FILE)
+    write_json(folder / RUN_FILE, {**before, "finished": False})
+    for path in _ours(folder):
+        if path.is_dir() and not path.is_symlink():
+            # a folder of which a half is gone would be read as what is there
+            leaving = path.with_name(f"{_LEAVING}{path.name}-{os.getpid()}")
+            path.rename(leaving)
+            shutil.rmtree(leaving)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _ours(folder: Path) -> list[Path]:
+    """Returns the files and folders that runs of quantkit wrote, but for `RUN_FILE`."""
     results = (
         "stats", "ranges", "calibration", "smoothing", "sensitivity", "sweep", "export",
         "diagnosis", "auto", "config", "generation_config", "tokenizer", "tokenizer_config",
         "special_tokens_map", "preprocessor_config", "processor_config",
     )  # fmt: skip
-    names = (*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS)
-    reports = ("report.html", "report.md", *_OF_A_RUN)
-    tensors = [*folder.glob("observations.*"), folder / "weights.safetensors"]
-    for path in (*(folder / name for name in (*names, *reports)), *tensors):
-        path.unlink(missing_ok=True)
+    names = [*(f"{name}.json" for name in results), "quantizers.json", *PAIR_RESULTS]
+    names += ["report.html", "report.md", CONFIG_FILE, "weights.safetensors"]
     folders = [folder / "cells", folder / "float", folder / SEARCH_FOLDER]
     trained = [path for path in folder.iterdir() if _TRAINED.fullmatch(path.name)]
     folders += [path.parent for path in folder.glob("data/tokenizer")]
-    for path in [*folders, *trained, *folder.glob("model*.onnx*"), *_model_folders(folder)]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    graphs = sorted(folder.glob("model*.onnx*"))  # a graph before its weights
+    found = [*(folder / name for name in names), *folder.glob("observations.*")]
+    found += [*folders, *trained, *graphs, *_model_folders(folder)]
+    return [path for path in found if path.exists() or path.is_symlink()]
+
+
+def _require_kept(folder: Path, job: Job) -> None:
+    """Raises InputError where the job reads what `_clear` would remove."""
+    gone = {path.resolve() for path in _ours(folder)}
+    for word in _words(job):
+        for name in {word, word.partition("=")[2]} - {""}:  # LABEL=MODEL, TASK=FILE
+            path = Path(name).expanduser()
+            place = path.resolve() if _exists(path) else None
+            if place is not None and (place == folder.resolve() or gone & {place, *place.parents}):
+                raise InputError(
+                    f"--force would remove {name}, which this command reads: name another --out."
+                )
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yields every text of a job but where it writes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _words(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            if name != "out":
+                yield from _words(getattr(value, name))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a zero byte: no path
+        return False
 
 
 def _model_folders(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from quantkit.probes.attention import (
 )
 from quantkit.probes.attention_probe import AttentionValue
 from quantkit.probes.hits import Attachment, Hits
+from quantkit.probes.hooks import Hook
 from quantkit.probes.masks import Spans
 from quantkit.probes.pieces import (
     AttentionEdit,
@@ -29,6 +30,7 @@ __all__ = [
     "AttentionValue",
     "BlockTransform",
     "Hits",
+    "Hook",
     "LogitBlock",
     "LogitTile",
     "LogitTransform",

@@ -18,6 +18,7 @@ from quantkit.models.families import Named, attention_modules, block_modules, la
 from quantkit.models.mlps import mlp_of, projection_modules
 from quantkit.probes.experts import hook_experts
 from quantkit.probes.hits import Attachment, Hits, is_repeated
+from quantkit.probes.hooks import Hook
 from quantkit.probes.padding import Padding
 
 Callback = Callable[[Any], Any]
@@ -159,7 +160,7 @@ class ActivationProbe:
                 return None
             return (args, kwargs | {key: replaced}) if by_name else ((replaced, *args[1:]), kwargs)
 
-        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        stack.callback(module.register_forward_pre_hook(Hook(before), with_kwargs=True).remove)
 
     def _after(self, index: int, name: str, module: nn.Module, stack: ExitStack) -> None:
         hits = self.hits[name] = Hits()
@@ -173,7 +174,7 @@ class ActivationProbe:
                 return replaced
             return type(output)((replaced, *output[1:]))
 
-        stack.callback(module.register_forward_hook(after).remove)
+        stack.callback(module.register_forward_hook(Hook(after)).remove)
 
     def _visit(
         self, index: int, name: str, x: Tensor, hits: Hits, module: nn.Module | None

@@ -21,7 +21,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quantkit.errors import ProbeError
 from quantkit.models.families import attention_modules, layout_of, mixes_of
 from quantkit.probes.attention import AttentionLogits
+from quantkit.probes.autocast import without_autocast
 from quantkit.probes.hits import Hits, is_repeated
+from quantkit.probes.hooks import Hook
 from quantkit.probes.masks import LazyMask, Spans, split_additive
 from quantkit.probes.padding import Padding, arguments_of
 from quantkit.probes.pieces import AttentionEdit
@@ -123,9 +125,9 @@ class AttentionProbe:
                 if self._is_leaf_of_torch(module):
                     continue
                 before = module.register_forward_pre_hook(
-                    self._enter, with_kwargs=True, prepend=True
+                    Hook(self._enter), with_kwargs=True, prepend=True
                 )
-                after = module.register_forward_hook(self._leave, always_call=True)
+                after = module.register_forward_hook(Hook(self._leave), always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             try:
@@ -145,11 +147,11 @@ class AttentionProbe:
 
     @contextmanager
     def calling_back(self) -> Iterator[None]:
-        """Hushed, and no function mode sees the callback's operations: each would cost it a call.
+        """Hushed, in float32, and unseen by function modes: each operation would cost them a call.
 
         Statistics are thousands of small operations, so that is most of their time in Python.
         """
-        with self.hushed(), torch._C.DisableTorchFunction():
+        with self.hushed(), torch._C.DisableTorchFunction(), without_autocast():
             yield
 
     def frame(self, module: nn.Module | None = None) -> Frame | None:
@@ -301,6 +303,8 @@ class AttentionProbe:
         return real
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is self.model:
+            self.frames.clear()  # what an interrupt left behind in the middle of a forward
         if not self.frames:
             self._forget()
         frame = Frame(module=module, name=self.names[id(module)])
@@ -324,6 +328,8 @@ class AttentionProbe:
         return is_torchs and not own and next(module.children(), None) is None
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if not self.padding.is_of_this_thread():  # it was refused on entry
+            return
         while self.frames and self.frames.pop().module is not module:
             pass
 

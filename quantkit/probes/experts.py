@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quantkit.probes.hooks import Hook
+
 See = Callable[[str, Tensor], None]
 
 
@@ -36,7 +38,7 @@ def hook_experts(name: str, module: nn.Module, see: See, stack: ExitStack) -> li
         for index, x in taken:
             see(places[index], x)
 
-    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+    stack.callback(module.register_forward_pre_hook(Hook(before), with_kwargs=True).remove)
     return places
 
 

@@ -112,6 +112,18 @@ class Spans:
 MASKED: Final = -9.9e3
 """An additive mask's entry below this masks: -inf, finfo.min, and -1e4, which in bfloat16 is -9984,
 and which a logit that it is added to moves by what a logit is."""
+_SMALL_MASK: Final = (-90.0, -50.0)
+"""Some models mask with -100 (Swin), which may stand beside a bias of a few units. ALiBi goes as
+far, but in steps: where nothing lies between these two, what lies below masks."""
+
+
+def masking(added: Tensor, masked: Tensor) -> Tensor:
+    """Returns which entries of what is added to logits mask, given those that do beyond doubt."""
+    below, above = _SMALL_MASK
+    small = (added < above) & ~masked
+    if not bool(small.any()) or bool((small & (added > below)).any()):
+        return masked
+    return masked | small
 
 
 def split_additive(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -119,7 +131,7 @@ def split_additive(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
     Bool and float32, shaped as `mask`; None where nothing is masked, or nothing added.
     """
-    attended = mask > MASKED
+    attended = ~masking(mask, mask <= MASKED)
     bias = mask.detach().float().masked_fill(~attended, 0.0)
     return (
         None if bool(attended.all()) else attended,

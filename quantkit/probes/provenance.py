@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quantkit.probes.masks import MASKED
+from quantkit.probes.masks import MASKED, masking
 
 _PRODUCTS: Final = ("matmul", "bmm", "mm", "einsum", "__matmul__", "__rmatmul__")
 _SCALES: Final = ("mul", "multiply", "div", "divide", "true_divide", "truediv", "rmul")
@@ -247,7 +247,8 @@ class Traces:
             if trace.shift is not None:
                 wide = wide + trace.shift.float()
             added = wide - base
-            masked = (added != 0) & ((added <= MASKED) | (wide <= MASKED))
+            beyond_doubt = (added != 0) & ((added <= MASKED) | (wide <= MASKED))
+            masked = masking(added, beyond_doubt)
             added.masked_fill_(masked, 0.0)
             if not trace.is_exact:
                 size = torch.maximum(base.abs(), wide.abs().masked_fill(masked, 0.0)).clamp_min(1)

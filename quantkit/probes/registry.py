@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -42,6 +43,12 @@ class _StandIn(str):
 
     def __hash__(self) -> int:
         return str.__hash__(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        return self.original  # a copied model outlives the registry's entry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (self.original,)
 
 
 class RegistrySource(AttentionSource):
@@ -135,6 +142,12 @@ class RegistrySource(AttentionSource):
             if causal and queries != keys:
                 mask, causal = first_keys_causal(queries, keys, query.device), False
         elif isinstance(mask, Tensor):
+            if original == "eager" and mask.dtype == torch.bool:
+                raise ProbeError(
+                    "an eager attention adds its mask, and a boolean one adds 0 and 1 where it "
+                    "should mask: pass an additive mask, or call "
+                    'model.set_attn_implementation("sdpa").'
+                )
             mask, added = self.probe.split(mask)
             if mask is not None and mask.shape[-1] > keys:
                 mask = mask[..., :keys]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quantkit.errors import ProbeError
 from quantkit.models import layer_modules
+from quantkit.probes.hooks import Hook
 
 
 @dataclass
@@ -49,7 +50,7 @@ def recorded(model: nn.Module) -> Iterator[Recorded]:
 
     with ExitStack() as stack:
         for index, (_, layer) in enumerate(layer_modules(model)):
-            stack.callback(layer.register_forward_hook(keep(index)).remove)
+            stack.callback(layer.register_forward_hook(Hook(keep(index))).remove)
         yield found
 
 

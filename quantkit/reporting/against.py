@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final, Literal
 
 from quantkit.reporting.against_changes import MARKS, Comparison, Entry, Mark, compare
-from quantkit.reporting.against_looks import change_text, text_of
+from quantkit.reporting.against_looks import change_text, leaves, text_of
 from quantkit.reporting.against_tables import main_tables, other_table, same_table, source_table
 from quantkit.reporting.blocks import Section
 from quantkit.reporting.collect import Run
@@ -88,7 +88,10 @@ def _hashes(entries: tuple[Entry, ...]) -> str:
 
 
 def _sentence(found: Comparison) -> str:
-    counts = Counter(entry.mark for entry in found.figures)
+    # what one run alone has is one entry, however many figures are below it
+    counts: Counter[Mark] = Counter()
+    for entry in found.figures:
+        counts[entry.mark] += _figures(entry)
     total = sum(counts.values())
     if counts["same"] == total:
         sources = len(found.sources)
@@ -99,6 +102,10 @@ def _sentence(found: Comparison) -> str:
         f"Against the earlier run{_beside(found)}, of {total:,} figures: "
         f"{', '.join(parts)}{_most(found)}."
     )
+
+
+def _figures(entry: Entry) -> int:
+    return max(1, *(leaves(node) for node in (entry.now, entry.earlier) if node is not None))
 
 
 def _beside(found: Comparison) -> str:

@@ -168,7 +168,7 @@ def text_of(node: Node, look: Look) -> str:
         for key in ("value", "loss", "change"):
             if key in node:
                 return text_of(node[key], look)
-        return _count(_leaves(node), "figure")
+        return _count(leaves(node), "figure")
     if isinstance(node, Estimate):
         if look.measured is not None:
             one = look.measured
@@ -199,8 +199,8 @@ def _count(count: int, what: str) -> str:
     return f"{count:,} {what if count == 1 else many}"
 
 
-def _leaves(node: Node) -> int:
-    return sum(map(_leaves, node.values())) if isinstance(node, Mapping) else not is_absent(node)
+def leaves(node: Node) -> int:
+    return sum(map(leaves, node.values())) if isinstance(node, Mapping) else not is_absent(node)
 
 
 def value_of(node: Node) -> float:

@@ -202,8 +202,9 @@ def _stability_chart(run: Run, name: str, calibration: Calibration) -> Chart | N
         ("all tensors: median", [(p.samples, p.moved_median_frac) for p in whole]),
         *((tensor.name, _pairs(tensor)) for tensor in _most_moved(calibration)),
     ]
+    curves = [(words, [pair for pair in pairs if pair[0] > 0]) for words, pairs in curves]
     curves = [(words, pairs) for words, pairs in curves if pairs]
-    counts = sorted({samples for _, pairs in curves for samples, _ in pairs if samples > 0})
+    counts = sorted({samples for _, pairs in curves for samples, _ in pairs})
     if not counts:
         return None
     first, last = math.log(counts[0]), math.log(counts[-1])

@@ -282,12 +282,15 @@ def heat_map(
 
 
 def padded(values: Sequence[float], log: bool) -> tuple[float, float]:
-    """Returns the ends of an axis that holds the values, with some room."""
+    """Returns the ends of an axis that holds the values, with some room.
+
+    A logarithmic axis has no place for what is not above 0.
+    """
 
     def scaled(y: float) -> float:
         return math.log10(y) if log else y
 
-    ends = [scaled(y) for y in values] or [0.0, 1.0]
+    ends = [scaled(y) for y in values if y > 0.0 or not log] or [0.0, 1.0]
     low, high = min(ends), max(ends)
     pad = 0.06 * (high - low) or 0.5
     low, high = low - pad, high + pad

@@ -53,7 +53,9 @@ def _wrapped(text: str) -> list[str]:
 
 def lost(found: Diagnosis) -> str:
     """Returns what the output loses, with its unit."""
-    return _METRIC[found.metric].format(number(found.total))
+    total = number(found.total)
+    known = _METRIC.get(found.metric)
+    return f"{total} ({found.metric})" if known is None else known.format(total)
 
 
 def begins(found: Diagnosis) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +28,7 @@ from quantkit.reporting.sweep_seeds import by_group
 from quantkit.reporting.text import NOT_AVAILABLE, Table, first_of, number
 from quantkit.reporting.training_charts import loss_chart
 from quantkit.reporting.training_groups import arm_colours, trainings
-from quantkit.results import Delta, Stats
+from quantkit.results import Delta
 
 
 def first_screen(run: Run, earlier: Run | None = None) -> FirstScreen:
@@ -154,27 +155,41 @@ def _pair_outliers(pair: Pair) -> str:
     parts = []
     if shared:
         reading = shared[0]
+        places = [verdict.logit_place(stats) for stats in (diff, baseline)]
+        is_valid = reading == VALID_READING
         parts.append(
-            f"largest |attention logit| is {_beside(ours[reading], theirs[reading])} over "
-            f"{reading}, in the paper {_beside(paper[LOGIT, DIFF], paper[LOGIT, BASELINE])}"
+            f"largest |attention logit| over {reading} is "
+            + _beside(
+                (ours[reading], theirs[reading]),
+                places if is_valid else ("", ""),
+                (paper[LOGIT, DIFF], paper[LOGIT, BASELINE]),
+            )
+            # where the masked ones are is not recorded
+            + ("" if is_valid or not all(places) else f" (valid ones: {' against '.join(places)})")
         )
     states = [figures_of(stats, HIDDEN)[0] for stats in (diff, baseline)]
     parts.append(
-        f"largest |hidden state| {_beside(states[0], states[1], _place(diff))}, in the paper "
-        f"{_beside(paper[HIDDEN, DIFF], paper[HIDDEN, BASELINE])}"
+        "largest |hidden state| "
+        + _beside(
+            (states[0], states[1]),
+            [verdict.hidden_place(stats) for stats in (diff, baseline)],
+            (paper[HIDDEN, DIFF], paper[HIDDEN, BASELINE]),
+        )
     )
     return f"Against {pair.baseline}, {pair.diff}'s {'; its '.join(parts)}."
 
 
-def _place(stats: Stats) -> str:
-    """Returns where the largest hidden state stands, in words."""
-    place = verdict.hidden_place(stats).strip(" ()")
-    return f", in {place}," if place else ""
-
-
-def _beside(ours: float, theirs: float, place: str = "") -> str:
-    both = f"{number(ours)}{place} against {number(theirs)}"
-    return f"{number(ours / theirs, 3)} times ({both})" if theirs > 0 else both
+def _beside(both: tuple[float, float], places: Sequence[str], paper: tuple[float, float]) -> str:
+    """Returns `0.468 times (67.7 in layer 3, channel 63, against 144.6 in layer 2)` and paper's."""
+    words = [
+        number(value) + (f" in {place}" if place else "")
+        for value, place in zip(both, places, strict=True)
+    ]
+    text = f"{words[0]}{',' if places[0] else ''} against {words[1]}"
+    paper_ratio = f"{number(paper[0] / paper[1], 3)} times"
+    if both[1] > 0:
+        text = f"{number(both[0] / both[1], 3)} times ({text})"
+    return f"{text}, in the paper {paper_ratio}"
 
 
 def _spoken(pair: Pair) -> Measured | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Final
 
 from quantkit.recipe import UNQUANTIZED_BITS
@@ -29,6 +28,7 @@ from quantkit.reporting.training_groups import (
     trainings,
 )
 from quantkit.results import Cell, Measurement, TrainedModel, TrainingResult
+from quantkit.results.spread import deviation, mean
 
 _T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -64,12 +64,14 @@ class Paired:
     @property
     def mean(self) -> float:
         """Of the differences."""
-        return fmean(self.differences)
+        return mean(self.differences)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of `mean`."""
-        half = student_t(len(self.ours) - 1) * stdev(self.differences) / math.sqrt(len(self.ours))
+        half = (
+            student_t(len(self.ours) - 1) * deviation(self.differences) / math.sqrt(len(self.ours))
+        )
         return self.mean - half, self.mean + half
 
     @property
@@ -82,7 +84,7 @@ class Paired:
     def has_spread(self) -> bool:
         """Whether the differences are apart by more than rounding."""
         largest = max(map(abs, (*self.ours, *self.baseline)))
-        return stdev(self.differences) > _ROUNDING * largest
+        return deviation(self.differences) > _ROUNDING * largest
 
     @property
     def word(self) -> str:
@@ -165,9 +167,9 @@ def _row(one: Paired) -> tuple[str, ...]:
     low, high = one.interval
     return (
         one.words,
-        *(number(f(values)) for values in (one.baseline, one.ours) for f in (fmean, stdev)),
+        *(number(f(values)) for values in (one.baseline, one.ours) for f in (mean, deviation)),
         f"{one.mean:+.4g}",
-        number(stdev(one.differences)),
+        number(deviation(one.differences)),
         f"[{low:+.3g}, {high:+.3g}]",
         one.word,
     )
@@ -216,8 +218,8 @@ def _swept(one: Measured, cell: Cell) -> tuple[str, ...]:
         number(len(seeds)),
         f"{one.value(cell.value)} {one.chance_mark(cell)}".rstrip(),
         "" if spread is None else one.value(spread.sd),
-        f"{fmean(changes):+.4g}" if changes else "",
-        number(stdev(changes)) if len(changes) > 1 else "",
+        f"{mean(changes):+.4g}" if changes else "",
+        number(deviation(changes)) if len(changes) > 1 else "",
     )
 
 

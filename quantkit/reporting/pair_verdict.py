@@ -7,7 +7,6 @@ is claimed where several seeds of both show it, and then at their size.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import fmean, stdev
 from typing import Final
 
 from quantkit.reporting.collect import Run
@@ -29,6 +28,7 @@ from quantkit.reporting.sweep_groups import CHANCE_MARK, OPEN_MARK, Measured
 from quantkit.reporting.text import number
 from quantkit.reporting.training_groups import DIFF_ARM, by_arm, last, millions, trainings
 from quantkit.results import ModelInfo, TrainedModel, TrainingResult
+from quantkit.results.spread import deviation, mean
 
 _PAPER: Final = "The paper, at 2.8B parameters"
 _SPOKEN: Final = ("max |logit|", "max |hidden state|", "held-out loss")
@@ -185,8 +185,8 @@ def _seeds(result: TrainingResult) -> str:
 def _gap(one: Paired) -> str:
     low, high = one.interval
     return (
-        f"{one.words} {number(fmean(one.ours), 3)} (sd {number(stdev(one.ours), 2)}) against "
-        f"{number(fmean(one.baseline), 3)} (sd {number(stdev(one.baseline), 2)}), "
+        f"{one.words} {number(mean(one.ours), 3)} (sd {number(deviation(one.ours), 2)}) against "
+        f"{number(mean(one.baseline), 3)} (sd {number(deviation(one.baseline), 2)}), "
         f"{one.mean:+.2g} [{low:+.2g}, {high:+.2g}]"
     )
 
@@ -197,7 +197,7 @@ def _trained(result: TrainingResult) -> str:
     parts = []
     for arm, models in arms.items():
         ends = [end for model in models if (end := last(model)) is not None]
-        loss = f", held-out loss {number(fmean(end.loss for end in ends))}" if ends else ""
+        loss = f", held-out loss {number(mean([end.loss for end in ends]))}" if ends else ""
         unfinished = sum(not model.finished for model in models)
         of = "" if len(models) == 1 else f"{unfinished} of {len(models)} "
         seeds = "" if len(models) == 1 else f", {len(models)} seeds"

@@ -113,7 +113,7 @@ def feature_table(run: Run) -> Table:
         if not found.layer_share:
             continue
         for channel, layers, positions in zip(
-            found.channels, found.layer_share, found.position_share, strict=True
+            found.channels, found.layer_share, found.position_share, strict=False
         ):
             rows.append((layers, (name, str(channel), share(layers), share(positions))))
     return Table(

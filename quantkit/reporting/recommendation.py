@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from quantkit.reporting.blocks import Recommendation
@@ -39,7 +40,7 @@ def recommendation(run: Run) -> Recommendation | None:
     return Recommendation(
         title="The export to ship",
         sentences=tuple(sentence for part in parts for sentence in part.sentences),
-        table=_table(rows) if rows else None,
+        table=_narrow(_table(rows)) if rows else None,
         commands=tuple(command for part in parts for command in part.commands),
     )
 
@@ -72,7 +73,10 @@ def _of_model(run: Run, name: str, source: str) -> Recommendation:
     if best is not None:
         return Recommendation(
             title="",
-            sentences=(f"{name}: ship {recipe_of(best)}, {cost_words(best)}.",),
+            sentences=(
+                f"{name}: ship {recipe_of(best)}, within {_budget(best.accuracy)} of float: "
+                f"{cost_words(best)}.",
+            ),
             table=_table((_row(best),)),
         )
     search = _search_command(source, BUDGET_FRAC)
@@ -123,14 +127,14 @@ def _searched(found: AutoResult, exports: list[Export], source: str) -> Recommen
             ),
             commands=(command,),
         )
-    chosen = next(trial for trial in found.trials if trial.name == found.chosen)
+    chosen = found.winner
     mine = [e for e in exports if e.recipe == chosen.recipe and e.searched]
     mine = mine or [e for e in exports if e.recipe == chosen.recipe]
     words = (
         cost_words(mine[0])
         if mine
-        else f"{_trial_change(found, chosen)}, {chosen.speedup:.2f}x as fast "
-        f"({number(chosen.latency_ms, 3)} ms a prompt), {size(chosen.bytes)}"
+        else f"{_trial_change(found, chosen)}, {chosen.speedup:.2f}x as fast on a prompt "
+        f"({number(chosen.latency_ms, 3)} ms), {size(chosen.bytes)}"
     )
     inputs = "input" if len(chosen.kept) == 1 else "inputs"
     kept = f"{len(chosen.kept)} {inputs} left in float" if chosen.kept else "nothing left in float"
@@ -206,7 +210,10 @@ def cost_words(result: Export) -> str:
         parts.append("accuracy not measured")
     before, after = result.latency_ms.get("float"), result.latency_ms.get("quantized")
     if before and after:
-        parts.append(f"{before / after:.2f}x as fast ({number(after, 3)} ms a prompt)")
+        parts.append(f"{before / after:.2f}x as fast on a prompt ({number(after, 3)} ms)")
+    decode = _decode_ms(result)
+    if decode is not None:
+        parts.append(f"{decode[0] / decode[1]:.2f}x a token after it")
     parts.append(_size_words(result))
     if not result.passed:
         parts.append("and it FAILED its gates")
@@ -238,6 +245,12 @@ def _miss_words(accuracy: Accuracy | None) -> str:
     is_ratio = accuracy.metric == "perplexity"
     amount = f"{number(100 * over, 3)} {'%' if is_ratio else 'points'}"
     return f"; the far end of its interval is {amount} beyond"
+
+
+def _decode_ms(result: Export) -> tuple[float, float] | None:
+    """Returns milliseconds of a token behind a prompt, float and quantized; None: not measured."""
+    before, after = (result.latency_ms.get(f"{side}_decode") for side in ("float", "quantized"))
+    return (before, after) if before and after else None
 
 
 def _size_words(result: Export) -> str:
@@ -284,14 +297,14 @@ def share_words(value: float) -> str:
 def _row(result: Export) -> tuple[str, ...]:
     accuracy = result.accuracy
     before, after = result.latency_ms.get("float"), result.latency_ms.get("quantized")
-    decode = result.latency_ms.get("float_decode"), result.latency_ms.get("quantized_decode")
+    decode = _decode_ms(result)
     return (
         result.model.name,
         recipe_of(result),
         "passed" if result.passed else "FAILED",
         _change_cell(accuracy),
         f"{before / after:.2f}x" if before and after else NOT_AVAILABLE,
-        f"{decode[0] / decode[1]:.2f}x" if decode[0] and decode[1] else NOT_AVAILABLE,
+        f"{decode[0] / decode[1]:.2f}x" if decode is not None else NOT_AVAILABLE,
         _size_words(result).replace(" instead of ", " of "),
         _memory_words(result),
         number(len(result.kept)),
@@ -324,6 +337,23 @@ def _table(rows: tuple[tuple[str, ...], ...]) -> Table:
         ),
         rows=rows,
         text_columns=3,
-        note="Change with its paired 95 % interval; how many times as fast, in ONNX Runtime; "
-        "memory: largest resident set; in float: quantizers that were left out.",
+        note="Change with its paired 95 % interval; how many times as fast, in ONNX Runtime, on a "
+        "prompt and on a token behind it; memory: largest resident set; in float: quantizers that "
+        "were left out.",
     )  # fmt: skip
+
+
+def _narrow(table: Table) -> Table:
+    """Returns the table without gates and quantizers in float where none failed, none is."""
+    usual = {"gates": "passed", "in float": "0"}
+    shown = [
+        i
+        for i, name in enumerate(table.columns)
+        if any(row[i] != usual.get(name) for row in table.rows)
+    ]
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in shown),
+        rows=tuple(tuple(row[i] for i in shown) for row in table.rows),
+        text_columns=sum(i < table.text_columns for i in shown),
+    )

@@ -31,6 +31,7 @@ from quantkit.reporting.sweep_definitions import sweep_definitions
 from quantkit.reporting.text import markdown, printable
 from quantkit.reporting.theme import DARK, LIGHT, recoloured, variables
 from quantkit.results import ModelInfo, Sweep, written_whole
+from quantkit.results.io import remove_abandoned
 
 FIGURES: Final = "figures"
 """Folder beside the page, for the pictures that the Markdown shows."""
@@ -80,6 +81,8 @@ def write_report(
     paths = (out / "report.html", out / "report.md")
     text, twin = render_html(page), render_markdown(page)
     drawn = {f"{chart.name}.svg": file_svg(chart) for chart in page.charts}
+    remove_abandoned(out, {path.name for path in paths})
+    remove_abandoned(out / FIGURES, drawn)
     for name, svg in drawn.items():
         _write(out / FIGURES / name, svg)
     _write(paths[0], text)

@@ -54,9 +54,11 @@ def sections(
         *training_sections(run),
         *((diagnosis_section(run),) if run.diagnoses else ()),
     )
-    rest = _stages(run, pair, folders)
     has_stats = bool(run.stats or run.sweeps)
-    return (*first, *(s for s in rest if (has_stats and not first) or not s.is_empty))
+    rest = [s for s in _stages(run, pair, folders) if (has_stats and not first) or not s.is_empty]
+    # of a pair, too, where the outliers are comes right behind how large they are
+    ahead = 1 + (earlier is not None) if pair and rest and rest[0].name == "outliers" else 0
+    return (*first[:ahead], *rest[: bool(ahead)], *first[ahead:], *rest[bool(ahead) :])
 
 
 def _stages(run: Run, pair: Pair | None, folders: tuple[Path, ...]) -> tuple[Section, ...]:
@@ -105,7 +107,7 @@ def _outliers(run: Run, pair: Pair | None) -> Section:
     topk = () if pair else (outlier_tables.topk_table(run, paper=is_differential),)
     return Section(
         name="outliers",
-        title="Outliers, the rest" if pair else "Outliers",
+        title="Outliers by layer and head" if pair else "Outliers",
         tables=_filled(
             *topk,
             outlier_tables.spread_table(run),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -267,9 +268,28 @@ def task_table(run: Run) -> Table:
     )
 
 
+_AT_CHANCE: Final = re.compile(r"(?P<task>\S+): .* is (at|not shown to be above) chance \(")
+"""A sweep's remark on a figure that guessing may reach."""
+_MOST_GUESSED: Final = 6
+"""Such remarks beyond which they are counted."""
+
+
 def notes(run: Run) -> tuple[str, ...]:
-    """Returns what the sweeps themselves remark, and what they kept in float."""
-    lines = [note for sweep in sweeps(run) for note in sweep.notes]
+    """Returns what the sweeps themselves remark, and what they kept in float.
+
+    Of figures at chance it says where; the tables mark each.
+    """
+    said = [note for sweep in sweeps(run) for note in sweep.notes]
+    guessed = [found for note in said if (found := _AT_CHANCE.match(note))]
+    lines = [note for note in said if not _AT_CHANCE.match(note)]
+    if len(guessed) > _MOST_GUESSED:
+        tasks = first_of(list(dict.fromkeys(found["task"] for found in guessed)))
+        lines.append(
+            f"{len(guessed)} figures are at chance or not shown to be above it, in {tasks}: what "
+            "bits do to them says nothing. The tables mark them."
+        )
+    else:
+        lines += [found.string for found in guessed]
     for sweep in sweeps(run):
         if sweep.kept:
             lines.append(f"Kept in float in every row: {first_of(sweep.kept)}.")

@@ -41,8 +41,8 @@ def models_table(result: TrainingResult) -> Table:
         ),
         rows=tuple(rows),
         text_columns=3,
-        note="Loss in nats a token and max |logit| on held-out text, as last measured; the time is "
-        "that of the steps alone"
+        note="Loss in nats a token and max |logit| on the training's own held-out text, as last "
+        "measured: not the text of the tables of outliers; the time is that of the steps alone"
         + (f", over {result.processes} processes." if result.processes > 1 else "."),
     )  # fmt: skip
 

@@ -50,8 +50,8 @@ def outliers(run: Run) -> str:
         times = f", {number(ratio, 3)} times the median" if math.isfinite(ratio) else ""
         parts.append(
             f"in {name} the largest |attention logit| is {number(logit.abs_max)}"
-            f"{_logit_place(stats)} and the largest |hidden activation| is "
-            f"{number(hidden.abs_max)}{hidden_place(stats)}{times}"
+            f"{_bracketed(logit_place(stats, whole=True))} and the largest |hidden activation| is "
+            f"{number(hidden.abs_max)}{_bracketed(hidden_place(stats, whole=True))}{times}"
         )
     return _sentence(parts)
 
@@ -75,29 +75,30 @@ def _largest(groups: list[GroupStats]) -> tuple[GroupStats, TopEntry | None] | N
     return best, best.top[0] if best.top else None
 
 
-def hidden_place(stats: Stats) -> str:
-    """Returns where the largest hidden activation is, in brackets after a space; "" if unknown."""
+def hidden_place(stats: Stats, *, whole: bool = False) -> str:
+    """Returns layer and channel of the largest hidden activation, `whole`: and its token."""
     best = _largest([group for _, group in of_layers(stats, HIDDEN)])
     if best is None:
         return ""
     group, entry = best
     if entry is None:
-        return f" (layer {group.layer})"
+        return f"layer {group.layer}"
     token = f" {quoted(entry.token)}" if entry.token else ""
-    return (
-        f" (layer {group.layer}, token position {entry.position}{token}, channel {entry.channel})"
-    )
+    position = f", token position {entry.position}{token}" if whole else ""
+    return f"layer {group.layer}{position}, channel {entry.channel}"
 
 
-def _logit_place(stats: Stats) -> str:
+def logit_place(stats: Stats, *, whole: bool = False) -> str:
+    """Returns layer, head and map of the largest valid logit, `whole`: and its tokens' places."""
     best = _largest([group for *_, group in of_heads(stats, LOGIT)])
     if best is None:
         return ""
     group, entry = best
     place = f"layer {group.layer}, head {group.head}"
     place += "" if group.map is None or stats.model.maps < 2 else f", map {group.map}"
-    place += "" if entry is None else f", query {entry.position}, key {entry.key}"
-    return f" ({place})"
+    return place + (
+        f", query {entry.position}, key {entry.key}" if whole and entry is not None else ""
+    )
 
 
 def _cost(run: Run) -> str:
@@ -206,3 +207,7 @@ def _export_part(result: Export) -> str:
 def _sentence(parts: list[str]) -> str:
     text = "; ".join(parts)
     return text[:1].upper() + text[1:] + "."
+
+
+def _bracketed(place: str) -> str:
+    return f" ({place})" if place else ""

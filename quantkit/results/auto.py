@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from quantkit.errors import InputError
 from quantkit.results.export import Accuracy
 from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.result import Result
@@ -97,3 +98,18 @@ class AutoResult(Result):
     reported: Accuracy | None = None
 
     OLDER: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def winner(self) -> Trial:
+        """The trial that was taken.
+
+        Raises:
+            InputError: none was, or none of the trials has its name.
+        """
+        for trial in self.trials:
+            if trial.name == self.chosen:
+                return trial
+        raise InputError(
+            f"auto.json of {self.model.name}: {self.chosen!r} was chosen and is none of its "
+            "trials: search again."
+        )

@@ -3,7 +3,8 @@
 Three rules that the JSON standard leaves open:
 
 * NaN is written as `null`, and `null` in a float field is read as NaN;
-* infinities are written as the strings `"inf"` and `"-inf"`;
+* infinities are written as the strings `"inf"` and `"-inf"`; the words NaN and Infinity, which are
+  no JSON, and a field that stands there twice, are refused;
 * a file is written whole or not at all: to a temporary name in its folder, then renamed.
 """
 
@@ -13,10 +14,13 @@ import dataclasses
 import json
 import math
 import os
+import re
 import tempfile
+import time
 import types
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import (
@@ -38,8 +42,9 @@ T = TypeVar("T")
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MISSING = object()
-_EXACT: Final[dict[Any, set[type]]] = {float: {float, int}, int: {int}, str: {str}}
-"""What a list's items may be for it to be taken whole; a bool is no int here."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_EXACT: Final = (float, int)
+"""Of what a list is taken whole where it holds nothing else; a bool is no int here."""
 
 
 def to_plain(value: object) -> Any:
@@ -75,7 +80,8 @@ def write_json(path: Path, value: object) -> None:
     """
     text = dumps(value)
     with written_whole(path) as file:
-        file.write(text.encode())
+        # half a surrogate pair, as in the name of a file that is no text, is no character
+        file.write(text.encode(errors="replace"))
 
 
 @contextmanager
@@ -108,6 +114,22 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+_TEMPORARY: Final = re.compile(r"\.[^/]+\.[a-z0-9_]{8}")
+"""What `written_whole` calls a file until it is whole."""
+ABANDONED_S: Final = 600.0
+"""Age of a temporary file that nobody writes any more; a younger one may be another process's."""
+
+
+def remove_abandoned(folder: Path, names: Container[str]) -> None:
+    """Removes what killed processes left of files of these names, once nobody may be writing it."""
+    for path in folder.glob(".*") if folder.is_dir() else ():
+        name = path.name[1:].rpartition(".")[0]
+        if name in names and _TEMPORARY.fullmatch(path.name) and path.is_file():
+            with suppress(OSError):  # another process was quicker
+                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                    path.unlink()
+
+
 def read_plain(path: Path) -> Any:
     """Returns the parsed JSON of a file, unchecked.
 
@@ -115,13 +137,26 @@ def read_plain(path: Path) -> Any:
         InputError: no such file, or not JSON; names the file and the place.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
     except FileNotFoundError as error:
         raise InputError(f"no such file: {path}.") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: bytes, JSON, a number's length
         raise InputError(f"{path} is not JSON: {error}.") from error
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(k for k, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field {twice!r:.80} stands there twice")
+    return found
 
 
 def read_json(path: Path, cls: type[T]) -> T:
@@ -133,9 +168,10 @@ def read_json(path: Path, cls: type[T]) -> T:
             unknown or of the wrong kind (the file and the field are named).
     """
     plain = read_plain(path)
-    is_older = isinstance(plain, dict) and plain.get("schema") in getattr(cls, "OLDER", ())
+    older = getattr(cls, "OLDER", ())
+    is_older = isinstance(plain, dict) and plain.get("schema") in older
     if not is_older:
-        check_schema(path, plain, schema_of(cls))
+        check_schema(path, plain, schema_of(cls), older)
     value: Any = decode(plain, cls, f"{path}: ", "", is_older)
     if is_older:
         value = dataclasses.replace(value, schema=schema_of(cls))
@@ -153,8 +189,12 @@ def schema_of(cls: type) -> str:
     raise TypeError(f"{cls.__name__} has no field `schema`")
 
 
-def check_schema(path: Path, plain: object, expected: str) -> None:
-    """Raises InputError unless the first field of the file is this schema."""
+def check_schema(path: Path, plain: object, expected: str, older: Sequence[str] = ()) -> None:
+    """Raises InputError unless the field `schema` of the file is this one.
+
+    Args:
+        older: What else is read, for the message; oldest first.
+    """
     if not isinstance(plain, dict):
         raise InputError(f"{path}: expected a JSON object, got {_kind(plain)}.")
     found = plain.get("schema", _MISSING)
@@ -162,12 +202,14 @@ def check_schema(path: Path, plain: object, expected: str) -> None:
         raise InputError(f"{path}: no field `schema`; expected {expected!r}.")
     if found == expected:
         return
-    kind, _, version = expected.partition("/")
+    kind = expected.partition("/")[0]
     found_kind, _, found_version = str(found).partition("/")
     if found_kind == kind:
+        versions = [repr(known.partition("/")[2]) for known in (*older, expected)]
         raise InputError(
-            f"{path}: this is version {found_version!r} of {kind}, and this quantkit reads version "
-            f"{version!r}. Use the quantkit that wrote it, or run the command again."
+            f"{path}: this is version {found_version!r:.80} of {kind}, and this quantkit reads "
+            f"version{'s' if older else ''} {', '.join(versions)}. Use the quantkit that wrote it, "
+            "or run the command again."
         )
     raise InputError(f"{path}: schema {str(found)[:80]!r}, expected {expected!r}.")
 
@@ -177,7 +219,7 @@ def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     if kind is float:
         return _decode_float(plain, file, where)
     if kind is str:
-        return _expect(plain, str, "a string", file, where)
+        return _decode_text(plain, file, where)
     if kind is int:
         if isinstance(plain, int) and not isinstance(plain, bool):
             return plain
@@ -188,15 +230,15 @@ def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
     if origin in (Union, types.UnionType):
         return _decode_union(plain, get_args(kind), file, where, older)
     if origin is Literal:
-        if plain in get_args(kind):
+        if any(plain == known and type(plain) is type(known) for known in get_args(kind)):
             return plain
         hint = suggest(str(plain), map(str, get_args(kind)))
         raise InputError(f"{file}field `{where}`: unknown value {plain!r:.80}.{hint}")
     if origin is list or origin is tuple:
         items = _expect(plain, list, "a list", file, where)
         item_kind = get_args(kind)[0]
-        if item_kind in _EXACT and set(map(type, items)) <= _EXACT[item_kind]:
-            decoded = list(map(item_kind, items))  # histograms: most of a file is such lists
+        if item_kind in _EXACT and set(map(type, items)) <= {item_kind}:
+            decoded = list(items)  # histograms: most of a file is such lists
         else:
             decoded = [
                 decode(item, item_kind, file, f"{where}[{i}]", older)
@@ -207,7 +249,7 @@ def decode(plain: Any, kind: Any, file: str, where: str, older: bool) -> Any:
         fields = _expect(plain, dict, "an object", file, where)
         item_kind = get_args(kind)[1]
         return {
-            key: decode(item, item_kind, file, f"{where}.{key}", older)
+            _decode_text(key, file, where): decode(item, item_kind, file, f"{where}.{key}", older)
             for key, item in fields.items()
         }
     if kind is bool:
@@ -238,8 +280,18 @@ def _decode_float(plain: Any, file: str, where: str) -> float:
     if isinstance(plain, str) and plain in _INFINITIES:
         return _INFINITIES[plain]
     if isinstance(plain, int | float) and not isinstance(plain, bool):
-        return float(plain)
+        try:
+            return float(plain)
+        except OverflowError:
+            raise _wrong("a number below 1.8e308", plain, file, where) from None
     raise _wrong("a number", plain, file, where)
+
+
+def _decode_text(plain: Any, file: str, where: str) -> str:
+    text: str = _expect(plain, str, "a string", file, where)
+    if not text.isascii() and _HALF.search(text):
+        raise _wrong("a string (half a surrogate pair is no character)", plain, file, where)
+    return text
 
 
 def _decode_dataclass(plain: Any, cls: Any, file: str, where: str, older: bool) -> Any:

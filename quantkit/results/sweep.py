@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import ClassVar, Final, Literal, Self
 
 from quantkit.results.info import DataInfo, ModelInfo
 from quantkit.results.result import Result
+from quantkit.results.spread import deviation, mean
 
 SWEEP_SCHEMA: Final = "quantkit.sweep/4"
 CHANCE_ALPHA: Final = 0.05
@@ -156,11 +156,11 @@ class SeedSpread:
             recipe=cells[0].recipe,
             task=cells[0].task,
             metric=cells[0].metric,
-            mean=fmean(values),
-            sd=stdev(values),
+            mean=mean(values),
+            sd=deviation(values),
             low=min(values),
             high=max(values),
-            sampling_stderr=math.sqrt(fmean(cell.stderr**2 for cell in cells)),
+            sampling_stderr=math.hypot(*(c.stderr for c in cells)) / math.sqrt(len(cells)),
         )
 
 

@@ -7,7 +7,6 @@ first, then those of `needles`, then those of `icl`: an order of them mixes all.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,7 @@ from quantkit.calib_sets.content import file_sha256
 from quantkit.errors import InputError
 from quantkit.jobs.pair import PairSpec
 from quantkit.progress import Progress, silent
-from quantkit.results.io import read_json, write_json
+from quantkit.results.io import read_json, write_json, written_whole
 from quantkit.results.training import CorpusInfo, SourceInfo
 from quantkit.training.generated import Rows, icl_rows, needles_rows, sample_texts
 from quantkit.training.texts import Documents, read_documents
@@ -192,16 +191,15 @@ def _cut(tokenizer: Any, tokens: Rows, context: int) -> Rows:
 
 def _write(path: Path, parts: list[Rows], context: int) -> None:
     """Writes the rows of all parts; whoever has the old file open keeps it."""
-    temporary = path.with_name(f".{path.name}")
-    rows = np.lib.format.open_memmap(
-        temporary, "w+", np.uint16, (sum(map(len, parts)), context)
-    )  # fmt: skip
-    begin = 0
-    for part in parts:
-        rows[begin : begin + len(part)] = part
-        begin += len(part)
-    rows.flush()
-    os.replace(temporary, path)
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(np.uint16)),
+        "fortran_order": False,
+        "shape": (sum(map(len, parts)), context),
+    }
+    with written_whole(path) as file:  # not into mapped memory, where a full disk is a SIGBUS
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(np.asarray(part, np.uint16).tobytes())
 
 
 def _mapped(path: Path) -> Rows:

@@ -16,7 +16,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -250,7 +251,7 @@ class ArmTraining:
                 "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
                 "state": to_plain(self.state),
             }
-            with written_whole(self.folder / CHECKPOINT) as file:
+            with _written(self.folder), written_whole(self.folder / CHECKPOINT) as file:
                 torch.save(whole, file)
         self._accelerator.wait_for_everyone()
 
@@ -286,14 +287,33 @@ class ArmTraining:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(self.corpus.tokenizer)
-        tokenizer.save_pretrained(self.folder)
         # by parameters: a tied head is the embedding, which a copy of each would hide
         half = {name: weight.detach().half() for name, weight in self.bare.named_parameters()}
         self.bare.config.dtype = torch.float16
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as temporary:
+        with (
+            _written(self.folder),
+            tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as temporary,
+        ):
+            tokenizer.save_pretrained(temporary)
             with quiet_transformers():
                 self.bare.save_pretrained(temporary, state_dict=half)
             # safetensors' file is its owner's alone
             shutil.copymode(Path(temporary, "config.json"), Path(temporary, WEIGHTS))
             for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == WEIGHTS):
                 os.replace(path, self.folder / path.name)
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Says in one line what torch, safetensors and tokenizers each raise for a full disk.
+
+    Raises:
+        InputError: the body raised anything.
+    """
+    try:
+        yield
+    except QuantkitError:
+        raise
+    except Exception as error:
+        reason = (str(error.__cause__ or error.__context__ or error).splitlines() or [""])[0]
+        raise InputError(f"cannot write to {folder}: {reason[:200]}.") from error

@@ -7,7 +7,9 @@ back exactly: each of the 256 bytes has a token.
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +40,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path, context
         context: Positions that its models have.
 
     Raises:
-        InputError: the texts give fewer tokens, or there is no room for the first 258.
+        InputError: the texts give fewer tokens, there is no room for the first 258, or the folder
+            cannot be written to.
     """
     found = Tokenizer(models.BPE())
     found.pre_tokenizer = pre_tokenizers.Sequence(
@@ -65,13 +68,21 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path, context
         pair=f"{BOS} $A {BOS}:1 $B:1",
         special_tokens=[(BOS, found.token_to_id(BOS))],
     )
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    whole = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=found,
         bos_token=BOS,
         eos_token=EOS,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
+            whole.save_pretrained(aside)
+            for path in Path(aside).iterdir():
+                os.replace(path, folder / path.name)
+    except Exception as error:  # tokenizers' own has no class: a full disk is an Exception
+        raise InputError(f"cannot write {folder}: {str(error)[:200]}.") from error
 
 
 def plain_encoder(tokenizer: Any) -> Tokenizer:

@@ -349,6 +349,21 @@ def test_links_headings_and_names_are_sound(pair_page: Path, open_page: Open) ->
     page.wait_for_function("document.querySelector('nav a[aria-current]').hash === '#provenance'")
 
 
+def test_links_of_the_contents_land_on_their_sections(pair_page: Path, open_page: Open) -> None:
+    hashes = open_page(pair_page).page.eval_on_selector_all("nav a", "all => all.map(a => a.hash)")
+    for target in hashes[-4:]:  # those with the most above them, which must have its height
+        page = open_page(pair_page).page
+        page.locator(f"nav a[href='{target}']").click()
+        page.wait_for_function(
+            """target => {
+                const top = document.querySelector(target).getBoundingClientRect().top;
+                const end = document.documentElement.scrollHeight - innerHeight - scrollY;
+                return Math.abs(top - 16) < 2 || (top > 0 && end < 1);
+            }""",
+            arg=target,
+        )
+
+
 def test_without_a_script_it_still_reads(pair_page: Path, open_page: Open) -> None:
     page = open_page(pair_page, script=False).page
     assert page.locator(".verdict p").count() == 3

@@ -191,6 +191,7 @@ def test_bad_arrays(tmp_path: Path, vit: LoadedModel, case: tuple[dict[str, Any]
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.kind(8, "calib_sets")
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"hello", b"\x93NUMPY\x01\x00"])
 @pytest.mark.parametrize("suffix", [".npz", ".npy"])
 def test_a_broken_array_file(tmp_path: Path, vit: LoadedModel, content: bytes, suffix: str) -> None:

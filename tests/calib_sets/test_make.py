@@ -274,6 +274,7 @@ def change(path: str, text: str | None) -> None:
     Path(path).unlink() if text is None else Path(path).write_text(text)
 
 
+@pytest.mark.kind(8, "calib_sets")
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
@@ -304,6 +305,7 @@ def test_many_changes_are_counted() -> None:
         verified(named_set("mine"))
 
 
+@pytest.mark.kind(8, "calib_sets")
 def test_a_manifest_whose_hashes_do_not_fit_together() -> None:
     texts()
     manifest, _ = made("texts")

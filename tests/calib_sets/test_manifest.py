@@ -48,6 +48,7 @@ def stored(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.kind(10, "calib_sets")
 @given(st.dictionaries(TEXT, PLAIN, max_size=4), TABLES)
 def test_any_fields_are_what_a_toml_reader_finds(
     plain: dict[str, Any], tables: dict[str, Any]
@@ -99,6 +100,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, changes: dict[str,
     assert read_manifest(stored(tmp_path, manifest_text(value))) == value
 
 
+@pytest.mark.kind(8, "calib_sets")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -103,6 +103,7 @@ def test_another_version_of_python_is_said_and_no_error(tokenizer: Any) -> None:
     assert info.set_sha256 == hashlib.sha256(PYDOC.encode()).hexdigest()
 
 
+@pytest.mark.kind(8, "calib_sets")
 @pytest.mark.parametrize("others", [{}, {"3.99.0": hashlib.sha256(PYDOC.encode()).hexdigest()}])
 def test_other_text_than_this_versions_own_is_said(others: dict[str, str]) -> None:
     """Also where it is another version's: the library that runs was changed."""
@@ -156,6 +157,7 @@ def test_sets_are_verified_one_by_one_and_what_is_wrong_comes_last() -> None:
     assert seen == ["good", *SHIPPED]
 
 
+@pytest.mark.kind(8, "calib_sets")
 def test_a_generator_that_changed_is_an_error() -> None:
     changed("retrieval", sha256="1" * 64)
 

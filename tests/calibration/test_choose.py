@@ -176,6 +176,7 @@ BAD = {
 }
 
 
+@pytest.mark.kind(2, "calibrate")
 @pytest.mark.parametrize("guard", BAD)
 def test_each_guard_names_the_tensor_and_can_be_waived(guard: str) -> None:
     values, said = BAD[guard]
@@ -190,6 +191,7 @@ def test_each_guard_names_the_tensor_and_can_be_waived(guard: str) -> None:
         choose_ranges(seen, plan(allowed=(other,)))
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_a_tensor_without_elements_is_unseen() -> None:
     seen = {"linear_input/x": observation(outliers(), None)}
     empty = dataclasses.replace(

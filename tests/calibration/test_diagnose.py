@@ -155,6 +155,7 @@ def test_a_method_with_another_parameter_is_compared_too() -> None:
     assert len(found.methods) == 7
 
 
+@pytest.mark.kind(2, "calibrate")
 @pytest.mark.parametrize("value", [0.0, 0.25, -3.0])
 def test_a_constant_tensor_has_a_diagnosis(value: float) -> None:
     x = observation(torch.full((1, 10), value))

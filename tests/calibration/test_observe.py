@@ -64,6 +64,7 @@ def check(observation: Observation, seen: Seen, name: str, constant: float = 0.0
             ), place
 
 
+@pytest.mark.kind(1, "calibrate")
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_diffllama"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_every_point_equals_brute_force(
@@ -119,6 +120,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.kind(4, "calibrate")
 def test_an_interrupted_pass_goes_on_with_identical_results(
     after: int, tiny_llama: LlamaForCausalLM, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_an_interrupted_pass_goes_on_with_identical_results(
 
 
 @pytest.mark.parametrize("place", ["merge", "end", "count"])
+@pytest.mark.kind(4, "calibrate")
 def test_an_interruption_between_two_steps_counts_no_batch_twice(
     place: str, tiny_llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def test_an_interruption_between_two_steps_counts_no_batch_twice(
     assert again.hits == whole.hits
 
 
+@pytest.mark.kind(9, "calibrate")
 def test_an_interruption_while_the_result_is_written_loses_nothing(
     tiny_llama: LlamaForCausalLM, tmp_path: Path
 ) -> None:
@@ -215,6 +219,7 @@ def test_what_the_model_cannot_run_on_is_one_line(tiny_llama: Any) -> None:
         run(tiny_llama, wrong)
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_a_point_of_which_nothing_is_seen_is_named() -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
@@ -228,6 +233,7 @@ def test_a_point_of_which_nothing_is_seen_is_named() -> None:
         run(model, text((9, 4)), points=("linear_input", "attention_value"))
 
 
+@pytest.mark.kind(1, "calibrate")
 def test_keys_and_values_of_another_sequence_leave_its_padding_out() -> None:
     """T5's decoder attends to the encoder's tokens; those that are padding count nowhere."""
     from transformers import T5Config, T5ForConditionalGeneration
@@ -283,6 +289,7 @@ def test_what_another_job_left_is_not_taken_up(
     assert all(calls == 3 for m in again.hits.values() for calls, _ in m.values())
 
 
+@pytest.mark.kind(4, "calibrate")
 def test_batches_change_nothing_but_rounding(tiny_llama: LlamaForCausalLM) -> None:
     data = text((16,) * 6)
     one, three = run(tiny_llama, data, 1), run(tiny_llama, data, 3)
@@ -297,6 +304,7 @@ def test_batches_change_nothing_but_rounding(tiny_llama: LlamaForCausalLM) -> No
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), name
 
 
+@pytest.mark.kind(4, "calibrate")
 def test_parts_absorb_to_one_pass(tiny_llama: LlamaForCausalLM) -> None:
     """As processes do that share the batches: each keeps the numbers of its samples."""
     data = text((16, 9, 24, 16))
@@ -369,6 +377,7 @@ def test_a_broken_file_is_one_clear_error(content: bytes, said: str, tmp_path: P
         load(tmp_path / "none")
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_a_module_that_never_ran_is_named(tiny_llama: Any) -> None:
     tiny_llama.model.layers[1].extra = torch.nn.Linear(4, 4)
     with pytest.raises(ProbeError, match=r"linear_input model\.layers\.1\.extra"):

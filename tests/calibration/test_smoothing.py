@@ -92,6 +92,7 @@ def test_a_model_without_groups_says_so() -> None:
         find_smoothing(loaded_model(model), text((9, 9)))
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_nan_is_named(tiny_llama: LlamaForCausalLM) -> None:
     model: Any = tiny_llama
     loaded = loaded_model(model)

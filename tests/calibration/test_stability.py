@@ -61,6 +61,7 @@ def test_moved_by_hand() -> None:
     assert is_stable(points, 0.2000001) and not is_stable(points, 0.19)
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_what_is_new_or_constant() -> None:
     before, after = point(3, a=([0.0], [0.0])), point(4, a=([0.0], [0.0]), b=([0.0], [1.0]))
     assert by_tensor([before, after])["a"] == [[4.0, 0.0]]

@@ -160,6 +160,7 @@ def test_ranges_that_do_not_fit(absmax: dict[str, torch.Tensor], said: str) -> N
         WeightRanges(plan=plan(), absmax=absmax).scale("m", torch.Size([2, 8]), 4)
 
 
+@pytest.mark.kind(2, "calibrate")
 def test_nan_in_a_weight_is_named(tiny_llama: Any) -> None:
     with torch.no_grad():
         dict(tiny_llama.named_modules())[UP].weight[0, 0] = torch.nan
@@ -167,6 +168,7 @@ def test_nan_in_a_weight_is_named(tiny_llama: Any) -> None:
         choose_weight_ranges(tiny_llama, plan())
 
 
+@pytest.mark.kind(5, "calibrate")
 @pytest.mark.parametrize(("words", "step"), [("channel", 64), ("group:6", 6)])
 def test_conv1d_is_seen_as_the_linear_layer_it_is(words: str, step: int) -> None:
     """GPT-2's weight is stored [in, out]; a channel is an output, a group lies along the inputs."""
@@ -185,6 +187,7 @@ def test_conv1d_is_seen_as_the_linear_layer_it_is(words: str, step: int) -> None
         assert figures[name].sqnr_db == figures[name].absmax_sqnr_db > 0
 
 
+@pytest.mark.kind(5, "calibrate")
 def test_layers_that_share_a_weight_share_its_ranges() -> None:
     model = make_tiny(LlamaForCausalLM, LlamaConfig)
     gate, up = (

@@ -107,6 +107,7 @@ def test_nothing_to_blame(files: tuple[Path, Path, Path], made: Block, tmp_path:
     assert "Nothing to blame" in out and "the graphs part nowhere by 10 % or more" in out
 
 
+@pytest.mark.kind(8, "diagnose", "cli")
 def test_bad_input(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     one, other, npz = files
     assert "Swap them" in refused(other, one, "--calib", npz)

@@ -1,11 +1,13 @@
 """The README names every command and every module, and nothing that is not there."""
 
-import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
+from benchmarks import page, reliability, tables
 from quantkit.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -33,18 +35,69 @@ def test_the_makefile_runs_what_the_example_says() -> None:
     assert re.sub(r"\s+", " ", shown[1]) in recipe
 
 
-def test_the_table_of_exports_is_the_benchmarks() -> None:
-    """The README quotes `benchmarks/results/export_peers.json`, row by row."""
-    text = (ROOT / "benchmarks/results/export_peers.json").read_text(encoding="utf-8")
-    graphs = json.loads(text)["graphs"]
-    lines = README.split("| | perplexity | beside float")[1].split("\n\n")[0].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert len(rows) == len(graphs)
-    for row, graph in zip(rows, graphs, strict=True):
-        name = graph["graph"]
-        assert name in row[0] or (name.startswith("quantkit") and "auto" in row[0])
-        if graph["perplexity"] < 1e6:
-            assert row[1] == f"{graph['perplexity']:.2f}"
-            assert row[2].split(" ")[0] in (f"{graph['ratio']:.3f}", "1")
-        for place, key in ((3, "prefill_ms"), (4, "decode_ms")):
-            assert row[place] == f"{graphs[0][key] / graph[key]:.2f}x"
+def test_tables_are_what_the_benchmarks_wrote() -> None:
+    assert sorted(found[2] for found in tables.MARK.finditer(README)) == sorted(
+        tables.README_TABLES
+    )
+    assert tables.quoted(README) == README
+
+
+def test_a_table_that_says_something_else_is_found() -> None:
+    row = next(line for line in README.splitlines() if line.startswith("| NNCF int8 |"))
+    assert tables.quoted(README.replace(row, row.replace("1.132", "1.032"))) == README
+
+
+QUOTES: list[tuple[str, Callable[[], tuple[str, ...]]]] = [
+    (
+        r"by channel, min-max has perplexity (\S+) and MSE (\S+), though.* in groups of 64\s+"
+        r"they are level \((\S+) and (\S+);",
+        lambda: tuple(f"{row['perplexity']:.2f}" for row in tables.results("ranges")["weights"]),
+    ),
+    (
+        r"keeping the (\d+) worst of (\d+) inputs in float brings",
+        lambda: (
+            str(len(tables.results("ranges")["sensitivity"]["keep"])),
+            str(tables.results("ranges")["sensitivity"]["units"]),
+        ),
+    ),
+    (
+        r"`(\S+)` and the\s+percentiles are as harmful in ours \((\S+) and (\S+) to (\S+)\)",
+        lambda: (
+            "entropy",
+            f"{tables.results('calibration')['perplexity']['quantkit entropy']:,.0f}",
+            *(
+                f"{value:.0f}"
+                for value in sorted(
+                    value
+                    for name, value in tables.results("calibration")["perplexity"].items()
+                    if name.startswith("quantkit") and "percentile" in name
+                )
+            ),
+        ),
+    ),
+    (
+        r"answer (\d+) of (\d+) multiple-choice items as the simulation",
+        lambda: (
+            str(sum(row["items_agreed"] for row in tables.results("pair_logits")["rows"])),
+            str(sum(row["items"] for row in tables.results("pair_logits")["rows"])),
+        ),
+    ),
+]
+"""Sentences of the README with figures, and what the benchmarks' files say for them."""
+
+
+@pytest.mark.parametrize(
+    ("sentence", "figures"), QUOTES, ids=["weights", "keep", "entropy", "pair"]
+)
+def test_sentences_quote_the_benchmarks(
+    sentence: str, figures: Callable[[], tuple[str, ...]]
+) -> None:
+    said = re.search(sentence, README, flags=re.DOTALL)
+    assert said is not None
+    assert said.groups() == figures()
+
+
+@pytest.mark.parametrize("name", ["benchmarks", "reliability"])
+def test_pages_are_what_their_files_say(name: str) -> None:
+    written = (ROOT / "reports" / name / "README.md").read_text(encoding="utf-8")
+    assert written == {"benchmarks": page.page, "reliability": reliability.written_page}[name]()

@@ -122,6 +122,7 @@ def test_a_run(tiny_folder: Path, corpus: Path, run: Path, tmp_path: Path) -> No
     assert out == (tmp_path / "out" / "sensitivity.json").read_text()
 
 
+@pytest.mark.kind(4, "sensitivity", "cli")
 def test_interrupted_it_goes_on(
     tiny_folder: Path, corpus: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,11 @@ def test_own_model(
     assert abs(printed[4] - printed[16]) > abs(printed[8] - printed[16])
     export = quantkit.load(folder / "onnx")
     assert isinstance(export, Export) and export.passed and export.accuracy is not None
-    assert f"int8 in ONNX Runtime: {export.accuracy.quantized:.2f}, in {folder / 'onnx'}" in out
+    both = export.accuracy
+    said = (
+        f"in ONNX Runtime: float {both.float:.2f}, int8 {both.quantized:.2f}, in {folder / 'onnx'}"
+    )
+    assert said in out
     assert export.accuracy.quantized == pytest.approx(export.accuracy.float, rel=0.05)
 
 

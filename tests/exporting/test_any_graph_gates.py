@@ -114,6 +114,7 @@ def test_what_is_written_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export(image_net(tmp_path / "net.onnx"), tmp_path / "out")
 
 
+@pytest.mark.kind(6, "export")
 def test_a_domain_of_the_file_s_own_is_allowed(tmp_path: Path) -> None:
     path = image_net(tmp_path / "net.onnx", "Gelu", "com.microsoft")
     found = export(path, tmp_path / "out")
@@ -124,6 +125,7 @@ def test_a_domain_of_the_file_s_own_is_allowed(tmp_path: Path) -> None:
     assert "ONNX's checker refuses the file as it was: Field 'shape'" in warning
 
 
+@pytest.mark.kind(6, "export")
 def test_a_domain_that_nobody_asked_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

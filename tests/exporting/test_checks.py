@@ -219,6 +219,7 @@ def test_a_planted_fault_is_named(tmp_path: Path, fault: str) -> None:
     assert str(tmp_path / "model.onnx") in str(error.value)
 
 
+@pytest.mark.kind(6, "export")
 def test_faults_beside_a_foreign_operator_are_found(tmp_path: Path) -> None:
     """ONNX's checker passes com.microsoft over, and only that."""
     foreign = helper.make_node("Gelu", ["d"], ["g"], name="fast", domain="com.microsoft")
@@ -283,6 +284,7 @@ def test_integers_may_be_read_in_other_ways(tmp_path: Path, way: str) -> None:
     check_graph(saved(graph(nodes=nodes, **others), tmp_path), STANDARD)
 
 
+@pytest.mark.kind(8, "export")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -329,6 +331,7 @@ def _llama(exported: Callable[[str], Exported]) -> Any:
     return model
 
 
+@pytest.mark.kind(8, "export")
 @pytest.mark.parametrize("content", [None, b"no protobuf"], ids=["missing", "not ONNX"])
 def test_no_graph_is_the_callers_fault(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "model.onnx"

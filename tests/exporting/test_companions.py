@@ -129,6 +129,7 @@ def test_what_a_model_lacks_is_left_out(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.kind(6, "export")
 def test_a_folder_that_cannot_be_written_is_one_line(loaded: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"^cannot write config and tokenizer to .*file: .*\.$"):

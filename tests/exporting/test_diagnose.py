@@ -119,6 +119,7 @@ def test_weight_only_layers_are_told_from_float_ones(made: Block, tmp_path: Path
     assert [f.kind for f in result.findings] == ["weight_only"]
 
 
+@pytest.mark.kind(6, "diagnose")
 def test_operators_of_another_domain_are_named(made: Block, tmp_path: Path) -> None:
     result = found(made, quantized(made, made.clean(), domain="com.microsoft"), tmp_path)
     first = result.findings[0]
@@ -234,6 +235,7 @@ def test_measuring_fewer_takes_the_worst(made: Block, tmp_path: Path) -> None:
     assert [row.name for row in rows if not math.isnan(row.alone)] == ["act_Q"]
 
 
+@pytest.mark.kind(8, "diagnose")
 def test_bad_files(made: Block, tmp_path: Path) -> None:
     float_path = saved(made.model, tmp_path / "f.onnx")
     path = saved(quantized(made, made.clean()), tmp_path / "q.onnx")

@@ -81,6 +81,7 @@ def test_two_processes_write_the_same_bytes(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.kind(6, "export")
 @pytest.mark.parametrize(
     ("external_bytes", "names"),
     [
@@ -106,6 +107,7 @@ def test_a_graph_in_one_file_leaves_no_old_weights_behind(tmp_path: Path) -> Non
     assert total(path) == 2000
 
 
+@pytest.mark.kind(6, "export")
 @pytest.mark.parametrize("external_bytes", [-1, PROTOBUF_BYTES + 1, 2**31])
 def test_more_than_a_protobuf_holds_is_never_asked_of_one(
     tmp_path: Path, external_bytes: int
@@ -123,12 +125,14 @@ def test_a_graph_is_written_over_the_weights_that_it_reads(tmp_path: Path) -> No
     assert total(path) == 3000
 
 
+@pytest.mark.kind(6, "export")
 def test_any_folder_name_does(tmp_path: Path) -> None:
     path = save_graph(summing(), tmp_path / "Größe 25 %" / "мої моделі", "модель ü.onnx")
     assert total(path) == 1000
     assert [tensor.name for tensor in load_graph(path).graph.initializers.values()] == ["weight"]
 
 
+@pytest.mark.kind(6, "export")
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"^cannot write .*file/model\.onnx: .*\.$") as error:
@@ -136,6 +140,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.kind(6, "export")
 @pytest.mark.parametrize("stopped", [0, 1, 2, 3, 4], ids=lambda n: f"at move {n + 1}")
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_what_is_stopped_midway_leaves_the_old_files(
@@ -157,6 +162,7 @@ def test_what_is_stopped_midway_leaves_the_old_files(
     assert files(tmp_path) == before
 
 
+@pytest.mark.kind(6, "export")
 def test_what_cannot_be_serialized_leaves_the_old_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

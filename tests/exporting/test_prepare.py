@@ -78,6 +78,7 @@ def expected_of_old(x: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.kind(6, "export")
 def test_an_old_graph_is_raised_and_computes_the_same(tmp_path: Path) -> None:
     path = old_convolutions(tmp_path / "old.onnx")
     before = path.read_bytes()
@@ -95,6 +96,7 @@ def test_an_old_graph_is_raised_and_computes_the_same(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.kind(6, "export")
 def test_weights_in_a_file_of_their_own_pass_the_converter(tmp_path: Path) -> None:
     source = written(
         tmp_path / "inside.onnx",
@@ -116,6 +118,7 @@ def test_a_higher_opset_of_its_own_stays(tmp_path: Path) -> None:
     assert prepare_graph(path).opset_imports[""] == 22
 
 
+@pytest.mark.kind(6, "export")
 @pytest.mark.parametrize(
     ("nodes", "dtype", "said"),
     [
@@ -157,6 +160,7 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.kind(8, "export")
 @pytest.mark.parametrize("content", [None, b"", b"no graph"], ids=["missing", "empty", "text"])
 def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "m.onnx"
@@ -166,6 +170,7 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes | None) -> N
         prepare_graph(path)
 
 
+@pytest.mark.kind(6, "export")
 def test_what_an_if_holds_is_left_alone(tmp_path: Path) -> None:
     def branch(name: str, factor: float) -> onnx.GraphProto:
         weight = noise(4, 4) * np.float32(factor)

@@ -158,6 +158,7 @@ def test_the_hash_is_the_weights(tiny_folder: Path) -> None:
     assert load(str(tiny_folder)).sha256 != before
 
 
+@pytest.mark.kind(8, "models")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_weight_that_is_not_finite_is_named(tiny_folder: Path, value: float) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
@@ -167,6 +168,7 @@ def test_a_weight_that_is_not_finite_is_named(tiny_folder: Path, value: float) -
         load(str(tiny_folder))
 
 
+@pytest.mark.kind(8, "models")
 def test_a_weight_that_is_missing_is_not_made_up(tiny_folder: Path) -> None:
     edit_weights(tiny_folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
 
@@ -199,6 +201,7 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
+@pytest.mark.kind(8, "models")
 def test_a_damaged_weights_file(tiny_folder: Path) -> None:
     (tiny_folder / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
 
@@ -269,6 +272,7 @@ def test_an_architecture_of_another_model_type(tiny_folder: Path) -> None:
         load(str(tiny_folder))
 
 
+@pytest.mark.kind(8, "models")
 def test_code_beside_the_weights_is_not_run(tiny_folder: Path, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     code = f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n"
@@ -306,6 +310,7 @@ def test_a_head_that_is_missing_is_a_warning(tmp_path: Path) -> None:
     assert "classifier.weight" in warning
 
 
+@pytest.mark.kind(8, "models")
 @pytest.mark.parametrize(
     ("kind", "weight"),
     [
@@ -433,6 +438,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
         load(str(tmp_path / "notes.txt"))
 
 
+@pytest.mark.kind(8, "models")
 def test_a_gguf_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "bad.gguf").write_bytes(b"not a gguf file at all" * 10)

@@ -153,6 +153,7 @@ def test_the_dtype_is_the_one_asked_for(dtype: str, tmp_path: Path, temporary: P
     assert {str(t.dtype) for _, t in weights(spread.model)} == {f"torch.{dtype}"}
 
 
+@pytest.mark.kind(8, "models")
 def test_nan_weights_on_disk_are_refused_by_name(tmp_path: Path, temporary: Path) -> None:
     model = LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     model.save_pretrained(tmp_path / "nan")

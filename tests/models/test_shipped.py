@@ -96,6 +96,7 @@ def test_it_is_made_once(cache: Path, tiny_gguf: Path) -> None:
     assert made(cache).stat().st_mtime_ns == stamp
 
 
+@pytest.mark.kind(8, "models")
 def test_a_damaged_entry_is_made_again(cache: Path, tiny_gguf: Path) -> None:
     first = load(str(tiny_gguf)).sha256
     weights = made(cache)
@@ -179,6 +180,7 @@ def test_images_for_dinov2_are_prepared_as_it_was_trained(tmp_path: Path) -> Non
     assert "BitImageProcessor" in chosen.info(1).preprocessing
 
 
+@pytest.mark.kind(8, "models")
 def test_a_graph_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"not a graph")
 

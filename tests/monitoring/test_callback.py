@@ -77,6 +77,7 @@ class Spy(TrainerCallback):
             self.handle.remove()
 
 
+@pytest.mark.kind(7, "train")
 @pytest.mark.parametrize("family", ["llama", "diffllama"])
 def test_a_training_is_recorded_and_stays_as_it_is(tmp_path: Path, family: str) -> None:
     plain = make_model(family)
@@ -108,6 +109,7 @@ def test_a_training_is_recorded_and_stays_as_it_is(tmp_path: Path, family: str) 
     assert_line(curves.steps[1], figures(frozen, spy.batches))
 
 
+@pytest.mark.kind(7, "train")
 def test_bf16_checkpointing_evaluation_and_resuming(tmp_path: Path) -> None:
     path = tmp_path / "curves.jsonl"
     settings: dict[str, Any] = {

@@ -70,6 +70,7 @@ def test_accumulated_forwards_enter_one_line(tmp_path: Path) -> None:
     assert (step.forwards, step.sequences) == (3, 8)
 
 
+@pytest.mark.kind(7, "train")
 @pytest.mark.parametrize(
     ("family", "how"),
     [
@@ -110,6 +111,7 @@ def test_loss_gradients_and_weights_are_bitwise_those_of_an_unwatched_step(
     assert hooks(model) == hooks_before
 
 
+@pytest.mark.kind(7, "train")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_counts_the_first_forward_only(
     tmp_path: Path, use_reentrant: bool
@@ -147,6 +149,7 @@ def test_the_backward_pass_may_come_after_the_step(tmp_path: Path, use_reentrant
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
 
 
+@pytest.mark.kind(3, "train")
 def test_bf16_queries_and_keys_are_multiplied_in_float32(tmp_path: Path) -> None:
     """Inputs of bf16 have 8 bits; products that were rounded to them would be on a coarse grid."""
     model, batch = make_model("llama"), make_batch(1)
@@ -242,6 +245,7 @@ def test_a_line_that_is_held_back_is_written_at_the_next_step(
     assert path.read_text("utf-8").count('"step":0,') == 1
 
 
+@pytest.mark.kind(2, "train")
 def test_nan_logits_are_counted_and_training_goes_on(tmp_path: Path) -> None:
     model = make_model("llama", attn_implementation="eager")  # SDPA's kernel hides NaN
     path, batch = tmp_path / "curves.jsonl", make_batch(1)
@@ -264,6 +268,7 @@ def test_nan_logits_are_counted_and_training_goes_on(tmp_path: Path) -> None:
     assert '"max":null,"min":null,"abs_max":null,"head":1,"nan":270' in path.read_text("utf-8")
 
 
+@pytest.mark.kind(3, "train")
 def test_infinite_logits_are_recorded_as_such(tmp_path: Path) -> None:
     model, path = make_model("llama"), tmp_path / "curves.jsonl"
     with torch.no_grad():
@@ -276,6 +281,7 @@ def test_infinite_logits_are_recorded_as_such(tmp_path: Path) -> None:
     assert step.logits[0].nan == 0
 
 
+@pytest.mark.kind(1, "train")
 def test_what_stands_in_the_padding_is_not_seen(tmp_path: Path) -> None:
     model, path = make_model("llama"), tmp_path / "curves.jsonl"
     batch = make_batch(1, padded=True)
@@ -288,6 +294,7 @@ def test_what_stands_in_the_padding_is_not_seen(tmp_path: Path) -> None:
     assert_line(step, figures(model, [batch]))
 
 
+@pytest.mark.kind(7, "train")
 def test_a_body_that_raises_leaves_no_line_and_no_hook(tmp_path: Path) -> None:
     model, path = make_model("llama"), tmp_path / "curves.jsonl"
     monitor = OutlierMonitor(model, path, every=1)
@@ -319,6 +326,7 @@ def run(path: Path, steps: range, *, every: int = 2, family: str = "llama") -> N
             monitor.note(lr=steps.start + number / 100)
 
 
+@pytest.mark.kind(4, "train")
 def test_a_resumed_training_goes_on_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "curves.jsonl"
     run(path, range(0, 6))

@@ -97,6 +97,7 @@ def test_both_witnesses_agree_per_tensor(name: str, scale: float, where: float) 
     agree(name, x, in_reference(model, x), scale, zp)
 
 
+@pytest.mark.kind(5, "numerics")
 @pytest.mark.parametrize("name", KINDS)
 def test_both_witnesses_agree_per_axis(name: str) -> None:
     qtype = QType.parse(name)

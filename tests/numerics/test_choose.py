@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quantkit.errors import InputError
+from quantkit.numerics import choose
 from quantkit.numerics.affine import affine_params, fake_quantize, symmetric_scale
+from quantkit.numerics.cells import Cells
 from quantkit.numerics.choose import choose_range
+from quantkit.numerics.distortion import grids_of, off_grid
 from quantkit.numerics.methods import (
     EntropyRange,
     Method,
@@ -226,6 +229,7 @@ EDGES: dict[str, list[float]] = {
 }
 
 
+@pytest.mark.kind(2, "numerics")
 @methods
 @both
 @pytest.mark.parametrize("values", EDGES.values(), ids=EDGES.keys())
@@ -249,6 +253,7 @@ def test_edges(values: list[float], bits: int, symmetric: bool, method: Method) 
         assert float(hi[0]) == (absmax if symmetric else finite[0])
 
 
+@pytest.mark.kind(2, "numerics")
 @methods
 @both
 def test_nothing_seen_is_nan(symmetric: bool, method: Method) -> None:
@@ -258,6 +263,7 @@ def test_nothing_seen_is_nan(symmetric: bool, method: Method) -> None:
         assert bool(lo.isnan().all() and hi.isnan().all()) and lo.shape == (2,)
 
 
+@pytest.mark.kind(4, "numerics")
 @methods
 def test_groups_do_not_see_each_other_and_batches_do_not_matter(method: Method) -> None:
     x = mixed()[:, :5000]
@@ -269,3 +275,96 @@ def test_groups_do_not_see_each_other_and_batches_do_not_matter(method: Method) 
         parts = [Bundle.empty(1).update(*pair) for pair in zip(halves, tags, strict=True)]
         alone = choose_range(method, parts[1].merge(parts[0]), 6, symmetric=False)
         assert [float(end[0]) for end in alone] == [float(end[group]) for end in together]
+
+
+@both
+@pytest.mark.parametrize("bits", [3, 8])
+def test_the_spread_of_an_error_within_a_bin_is_that_of_points_in_it(
+    bits: int, symmetric: bool
+) -> None:
+    lower = np.array([0.1, -0.9, 0.0, 2.0, -3.0])
+    upper = lower + np.array([0.05, 0.3, 1.7, 2.5, 0.001])
+    grid = grids_of(np.array([-1.0]), np.array([1.3]), bits, symmetric=symmetric)
+    points = lower[:, None] + (upper - lower)[:, None] * (np.arange(20_000) + 0.5) / 20_000
+    errors = (off_grid(points, grid) * grid.scale) ** 2
+    got = choose._deviation(_cells(lower, upper), grid)
+    np.testing.assert_allclose(got, errors.std(1), rtol=1e-3, atol=1e-7)
+
+
+def _cells(lower: np.ndarray, upper: np.ndarray) -> Cells:
+    return Cells(
+        points=np.array([0.3, -1.4]),
+        point_counts=np.array([2.0, 1.0]),
+        lower=lower,
+        upper=upper,
+        counts=np.arange(1.0, lower.size + 1.0),
+        min=-3.0,
+        max=4.5,
+        ties=False,
+    )
+
+
+@both
+def test_the_worst_case_of_a_bin_is_the_largest_of_points_in_it(symmetric: bool) -> None:
+    lower = np.array([0.1, -0.9, 0.02, 2.0, -3.0])
+    upper = lower + np.array([0.05, 0.06, 0.001, 2.5, 0.2])
+    grid, reference = (
+        grids_of(np.array([-end]), np.array([end]), 4, symmetric=symmetric) for end in (1.0, 1.3)
+    )
+    cells = _cells(lower, upper)
+    points = lower[:, None] + (upper - lower)[:, None] * np.linspace(0.0, 1.0, 40_001)
+
+    def difference(x: np.ndarray) -> np.ndarray:
+        ours, its = ((off_grid(x, g) * g.scale) ** 2 for g in (grid, reference))
+        return np.asarray(ours - its)
+
+    worst = difference(points).max(1) @ cells.counts
+    known = difference(cells.points) @ cells.point_counts
+    got = choose._worst_difference(cells, grid, reference)
+    assert got == pytest.approx(worst + known, rel=1e-4, abs=1e-6)
+
+
+def test_where_a_bin_is_many_steps_wide_its_worst_case_is_a_bound() -> None:
+    grid, reference = (
+        grids_of(np.array([-end]), np.array([end]), 8, symmetric=True) for end in (1.0, 1.3)
+    )
+    cells = _cells(np.array([0.1]), np.array([0.9]))
+    points = np.linspace(0.1, 0.9, 100_001)
+    ours, its = ((off_grid(points, g) * g.scale) ** 2 for g in (grid, reference))
+    known = ((off_grid(cells.points, grid) * grid.scale) ** 2) @ cells.point_counts
+    known -= ((off_grid(cells.points, reference) * reference.scale) ** 2) @ cells.point_counts
+    got = choose._worst_difference(cells, grid, reference) - known
+    half = [float(g.scale[0]) / 2 for g in (grid, reference)]
+    assert float((ours - its).max()) <= got <= half[0] ** 2 + half[1] ** 2
+
+
+def test_a_quantile_is_exact_beside_values_that_are_no_numbers() -> None:
+    x = torch.arange(1.0, 1001.0)
+    odd = torch.cat([x, torch.tensor([math.nan, math.inf, -math.inf])])[None]
+    for values in (x[None], odd):
+        lo, hi = choose_range(UpperPercentile(upper_pct=99.0), seen(values), 8, symmetric=True)
+        assert (lo.item(), hi.item()) == (-990.0, 990.0)
+
+
+@pytest.mark.parametrize("flip", [1.0, -1.0], ids=["up", "down"])
+@pytest.mark.parametrize("kind", ["one tail", "far tail", "positive", "tiny"])
+def test_each_end_of_an_asymmetric_range_is_searched(kind: str, flip: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    gauss = torch.randn(4_000, generator=generator)
+    tail = torch.rand(8, generator=generator)
+    x = {
+        "one tail": torch.cat([gauss, 15.0 + 10.0 * tail]),
+        "far tail": torch.cat([0.2 * gauss.abs() - 0.1, 9.0 + 3.0 * tail, -2.0 - tail]),
+        "positive": torch.cat([0.3 + gauss.abs(), 20.0 + 9.0 * tail]),
+        "tiny": torch.cat([gauss, 15.0 + 10.0 * tail]) * 1e-3,
+    }[kind][None] * flip
+    lo, hi = choose_range(MseRange(), seen(x), 4, symmetric=False)
+    got = float(error(x, lo, hi, 4, False))
+    share = np.linspace(0.04, 1.0, 25)
+    low, high = float(x.min().clamp_max(0.0)), float(x.max().clamp_min(0.0))
+    pairs = [(a * low, b * high) for a in share for b in share]
+    if low == 0.0 or high == 0.0:
+        pairs = [(a * low, a * high) for a in np.linspace(0.02, 1.0, 300)]
+    ends = torch.tensor(pairs, dtype=torch.float32)
+    best = float(error(x.expand(len(ends), -1), *ends.T, 4, False).min())
+    assert got <= 1.05 * best

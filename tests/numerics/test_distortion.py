@@ -172,6 +172,7 @@ def test_coarsening_keeps_every_element_where_it_is() -> None:
     assert size[0] == pytest.approx(size[1], rel=0.01)
 
 
+@pytest.mark.kind(2, "numerics")
 def test_nothing_and_zeros() -> None:
     empty = distortion(Bundle.empty(2), torch.zeros(2), torch.ones(2), 8, symmetric=True)
     assert all(math.isnan(v) for v in empty.mse.tolist() + empty.sqnr_db.tolist())
@@ -182,6 +183,7 @@ def test_nothing_and_zeros() -> None:
     assert float(found.sqnr_db[0]) == math.inf
 
 
+@pytest.mark.kind(2, "numerics")
 def test_the_ends_of_float32_do_not_overflow() -> None:
     x = torch.tensor([[3.4e38, -3.4e38, 1e-45, 1.0], [1e-45, -1e-44, 1e-40, 0.0]])
     lo, hi = x.amin(1), x.amax(1)

@@ -7,6 +7,7 @@ import pytest
 from quantkit.errors import InputError
 from quantkit.numerics.methods import (
     METHODS,
+    WEIGHT_METHODS,
     EntropyRange,
     Method,
     MinMaxRange,
@@ -14,6 +15,7 @@ from quantkit.numerics.methods import (
     MseRange,
     TwoSidedPercentile,
     UpperPercentile,
+    check_weight_method,
     parse_method,
     parse_methods,
 )
@@ -106,3 +108,27 @@ def test_without_a_default_it_is_minmax() -> None:
 def test_bad_lists_are_refused(words: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_methods(words, POINTS)
+
+
+def test_the_ends_of_a_percentile_and_who_is_named() -> None:
+    for kind in (UpperPercentile, TwoSidedPercentile):
+        assert kind(upper_pct=100.0).upper_pct == 100.0
+        for wrong in (50.0, 100.1, -1.0):
+            with pytest.raises(InputError, match=kind.name):
+                kind(upper_pct=wrong)
+    for searched in (MseRange, EntropyRange):
+        for good in (4, 1024):
+            assert searched(candidates=good).candidates == good
+        for wrong in (3, 1025):
+            with pytest.raises(InputError, match=searched.name):
+                searched(candidates=wrong)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_take_the_methods_that_are_listed_and_no_other(name: str) -> None:
+    method = parse_method(name)
+    if name in WEIGHT_METHODS:
+        check_weight_method(method)
+    else:
+        with pytest.raises(InputError, match="Weights take minmax, upper-percentile or mse"):
+            check_weight_method(method)

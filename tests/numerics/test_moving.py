@@ -38,6 +38,7 @@ def close(found: Tensor, expected: float, size: float) -> bool:
     return math.isclose(float(found[0]), expected, rel_tol=1e-5, abs_tol=1e-6 * size)
 
 
+@pytest.mark.kind(4, "numerics")
 @settings(deadline=None, max_examples=80)
 @given(samples, constants, st.randoms(use_true_random=False))
 def test_any_order_and_any_split_equal_the_recursion(values, c, random) -> None:  # type: ignore[no-untyped-def]

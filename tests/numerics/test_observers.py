@@ -57,6 +57,7 @@ def tags_of(x: Tensor, start: int = 0) -> Tensor:
     return torch.arange(start, start + x.shape[1])[None]
 
 
+@pytest.mark.kind(4, "numerics")
 @makers
 @settings(deadline=None, max_examples=60)
 @given(st.lists(numbers, max_size=30), st.integers(0, 30), st.integers(0, 30))
@@ -94,6 +95,7 @@ def test_groups_are_independent_and_pool_to_one(make: Callable[[int], Any]) -> N
     same(make(0).pool(), make(1))
 
 
+@pytest.mark.kind(1, "numerics")
 @makers
 def test_what_is_not_valid_does_not_exist(make: Callable[[int], Any]) -> None:
     x = torch.randn(3, 40)
@@ -139,6 +141,7 @@ def test_what_does_not_fit_is_an_input_error(make: Callable[[int], Any]) -> None
         seen.merge(make(3))
 
 
+@pytest.mark.kind(2, "numerics")
 def test_minmax_counts_what_is_not_finite_and_leaves_it_out() -> None:
     seen = MinMax.empty(2).update(torch.tensor([[1.0, NAN, INF, -INF], [NAN, NAN, NAN, NAN]]))
     assert seen.count.tolist() == [4, 4]
@@ -149,6 +152,7 @@ def test_minmax_counts_what_is_not_finite_and_leaves_it_out() -> None:
     assert lo[1].isnan() and hi[1].isnan()
 
 
+@pytest.mark.kind(4, "numerics")
 @settings(deadline=None)
 @given(st.lists(st.integers(-4, 4), max_size=60), st.lists(st.integers(1, 20), max_size=8))
 def test_topk_is_a_sort_even_with_ties_and_any_batches(values: list[int], cuts: list[int]) -> None:
@@ -307,3 +311,121 @@ def test_a_histogram_says_what_it_cannot_do() -> None:
         Histogram.empty(1).quantile(50.0)
     with pytest.raises(InputError, match="mantissa"):
         Histogram.empty(1, mantissa_bits=20)
+
+
+SPREAD = torch.tensor(
+    [
+        [0.0, -0.0, 1e-45, -1e-45, 0.0, NAN],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [2.0**-126, -1.5, 3.0, INF, -0.0, 0.0],
+        [1e30, -1e30, 2.0, 2.5, -INF, 0.0],
+    ]
+)
+"""Groups that use other octaves, one of them none; zeros of both signs beside subnormals."""
+
+
+@pytest.mark.parametrize("with_sums", [False, True], ids=["counts", "sums"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_groups_are_as_if_they_alone_had_been_seen(
+    with_sums: bool, dtype: torch.dtype
+) -> None:
+    x = SPREAD.to(dtype)
+    finite = x.masked_fill(~x.isfinite(), 0.0) if with_sums else x
+    whole = Histogram.empty(4, with_sums=with_sums).update(finite)
+    for start in range(5):
+        for stop in range(start, 5):
+            part = whole.select(start, stop)
+            alone = Histogram.empty(stop - start, with_sums=with_sums)
+            if stop > start:
+                alone = alone.update(finite[start:stop])
+            same(part, alone)
+            assert (part.sums is not None) == (part.squares is not None) == with_sums
+            same(Histogram.from_state(part.state()), part)
+            assert part.counts.data_ptr() != whole.counts.data_ptr() or not part.octaves
+
+
+def test_selected_sums_stay_with_their_bins() -> None:
+    x = torch.tensor([[0.5, 0.5, -8.0], [1e6, -3.0, 0.25]])
+    part = Histogram.empty(2, with_sums=True).update(x).select(1, 2)
+    assert part.sums is not None and part.squares is not None
+    assert part.sums.flatten().nonzero().numel() == 3
+    seen = part.counts.flatten() > 0
+    assert sorted(part.sums.flatten()[seen].tolist()) == [-3.0, 0.25, 1e6]
+    assert sorted(part.squares.flatten()[seen].tolist()) == [0.0625, 9.0, 1e12]
+
+
+@pytest.mark.parametrize("columns", [slice(0, 6), slice(4, 6)], ids=["subnormals", "no octave"])
+@pytest.mark.parametrize("group", range(4))
+def test_a_histogram_from_dense_cells_is_that_of_the_elements(group: int, columns: slice) -> None:
+    x = SPREAD[group : group + 1, columns]
+    want = Histogram.empty(1).update(x)
+    positive = ((x == 0) & ~x.signbit()).sum(1)
+    negative = ((x == 0) & x.signbit()).sum(1)
+    cells = want.counts.clone()
+    if want.first_octave == 0 and want.octaves:
+        cells[:, 0, 0, 0] += positive
+        cells[:, 1, 0, 0] += negative
+    before = cells.clone()
+    got = Histogram.from_dense(
+        cells,
+        first_octave=want.first_octave if want.octaves else 7,
+        positive_zeros=positive,
+        negative_zeros=negative,
+        nonfinite=(~x.isfinite()).sum(1),
+    )
+    same(got, want)
+    assert (got.sums, got.squares) == (None, None)
+    assert torch.equal(cells, before), "the argument changed"
+
+
+def test_mantissa_bits_have_two_ends() -> None:
+    for good in (0, 16):
+        assert Histogram.empty(1, mantissa_bits=good).mantissa_bits == good
+    for bad in (-1, 17):
+        with pytest.raises(InputError, match="0 to 16"):
+            Histogram.empty(1, mantissa_bits=bad)
+
+
+def test_the_answer_of_a_histogram_is_the_median_of_magnitudes() -> None:
+    seen = Histogram.empty(2).update(torch.tensor([[1.0, -2.0, 4.0], [0.0, 0.0, -8.0]]))
+    halves = seen.finish()
+    torch.testing.assert_close(halves, torch.tensor([2.0, 0.0]), rtol=2.0**-8, atol=0.0)
+    assert halves.tolist() == seen.quantile_abs(0.5).tolist()
+
+
+def test_subnormals_do_not_mix_the_zeros_of_groups() -> None:
+    whole = Histogram.empty(4).update(SPREAD)
+    assert whole.zeros.tolist() == [3, 6, 2, 1]
+    assert whole.nonfinite.tolist() == [1, 0, 1, 1]
+    for group in range(4):
+        same(whole.select(group, group + 1), Histogram.empty(1).update(SPREAD[group : group + 1]))
+
+
+def test_topk_keeps_a_hundred_and_is_made_again_from_its_parts() -> None:
+    x = torch.linspace(-3.0, 2.9, 240)[None].repeat(3, 1) * torch.tensor([[1.0], [2.0], [0.5]])
+    seen = TopK.empty(3).update(x, tags_of(x))
+    assert seen.k == 100
+    same(TopK.from_state(seen.state()), seen)
+    order = x.abs().sort(dim=1, descending=True, stable=True)
+    assert torch.equal(seen.values, order.values[:, :100])
+    assert torch.equal(seen.signed, x.gather(1, order.indices)[:, :100])
+
+
+def test_equal_magnitudes_keep_their_order_and_sign() -> None:
+    x = torch.tensor([[0.5, -0.5, 0.5, -0.5, 0.25]])
+    whole = TopK.empty(1, k=3).update(x, torch.tensor([[4, 2, 1, 3, 0]]))
+    assert whole.tags.tolist() == [[1, 2, 3]]
+    assert whole.signed.tolist() == [[0.5, -0.5, -0.5]]
+    one_token = TopK.empty(1, k=2).update(x, torch.zeros(1, 5, dtype=torch.int64))
+    again = TopK.empty(1, k=2).update(x.flip(1), torch.zeros(1, 5, dtype=torch.int64))
+    same(one_token, again)
+    assert one_token.signed.tolist() == [[0.5, 0.5]]
+
+
+def test_the_largest_of_candidates_in_any_order() -> None:
+    x = torch.tensor([[3.0, -7.0, 5.0, 0.5], [0.0, 2.0, -2.0, 9.0]])
+    tags = torch.tensor([[5, 6, 7, 8], [1, 3, 2, 0]])
+    got = TopK.of({"values": x.abs(), "signed": x, "tags": tags}, k=2)
+    assert got.values.tolist() == [[7.0, 5.0], [9.0, 2.0]]
+    assert got.signed.tolist() == [[-7.0, 5.0], [9.0, -2.0]]
+    assert got.tags.tolist() == [[6, 7], [0, 2]]

@@ -80,3 +80,44 @@ def test_shapes_that_do_not_fit_are_input_errors() -> None:
             call(torch.zeros(2, 2, 2))
     with pytest.raises(InputError, match="0 tokens"):
         outlier_features(torch.zeros(2, 2), tokens=0)
+
+
+def test_what_is_exactly_at_a_bound_is_not_above_it() -> None:
+    assert outlier_tokens(torch.tensor([[64.0], [1.0], [1.0]])).tolist() == [False] * 3
+    assert sink_share(torch.tensor([0.3, 0.31]), above=float(torch.tensor(0.3))) == 0.5
+    assert math.isnan(sink_share(torch.empty(0)))
+
+
+def test_one_element_one_layer_and_one_token_are_enough() -> None:
+    assert massive_mask(torch.tensor([[200.0]]), median=0.2).tolist() == [[True]]
+    empty = massive_mask(torch.zeros(0, 4))
+    assert (empty.shape, empty.dtype) == ((0, 4), torch.bool)
+    assert outlier_features(torch.tensor([[1, 0]]), tokens=1).is_outlier.tolist() == [True, False]
+    no_channels = outlier_features(torch.zeros(2, 0), tokens=1)
+    assert no_channels.is_outlier.shape == (0,)
+    for counts, tokens in ((torch.zeros(0, 2), 3), (torch.zeros(4), 3), (torch.zeros(1, 2), 0)):
+        with pytest.raises(InputError, match="at least 1 layer"):
+            outlier_features(counts, tokens=tokens)
+
+
+def test_layers_may_have_tokens_of_their_own() -> None:
+    got = outlier_features(torch.tensor([[6, 0], [0, 1]]), tokens=[60, 40])
+    assert got.position_frac.tolist() == [0.06, 0.01]
+    assert got.is_outlier.tolist() == [True, False]
+
+
+def test_each_row_is_a_share_of_its_own_and_each_sequence_has_its_own_mean() -> None:
+    attention = torch.zeros(3, 2, 3, 3)
+    attention[..., 0] = 0.1
+    attention[..., 1] = 0.3
+    attention[1, 0, 1] = torch.tensor([0.5, 0.5, 0.0])
+    attention[2, 1, 2, 2] = -0.4
+    got = first_token_attention(attention)
+    want = [[0.25, 0.25], [0.375, 0.25], [0.25, (0.25 + 0.125) / 2]]
+    torch.testing.assert_close(got, torch.tensor(want))
+    assert got.dtype == torch.float32
+    plain = first_token_attention(attention, signed=False)
+    torch.testing.assert_close(plain, torch.tensor([[0.1, 0.1], [0.3, 0.1], [0.1, 0.1]]))
+    rest = first_token_attention(attention, queries=(2, 2), lengths=torch.tensor([3, 2, 3]))
+    assert rest[1].isnan().all()
+    torch.testing.assert_close(rest[2], torch.tensor([0.25, 0.125]))

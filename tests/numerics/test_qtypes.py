@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from quantkit.errors import InputError
 from quantkit.numerics.granularity import (
+    PerAxis,
     PerGroup,
     PerHead,
     PerRow,
     PerSequence,
     logit_granularity,
+    weight_granularity,
 )
 from quantkit.numerics.qtypes import QType
 
@@ -81,3 +83,14 @@ def test_every_public_name_can_be_had() -> None:
         assert getattr(numerics, name) is not None
     with pytest.raises(AttributeError):
         numerics.nothing  # noqa: B018
+
+
+def test_words_for_weights() -> None:
+    assert weight_granularity("channel") == PerAxis(axis=0)
+    assert weight_granularity("group:32") == PerGroup(axis=1, group_size=32)
+    assert weight_granularity("group:1") == PerGroup(axis=1, group_size=1)
+    for words in ("", "group", "group:", "group:x", "group:٣", "group:1:2", "channel:4", "row:4"):
+        with pytest.raises(InputError, match="channel, or group:N"):
+            weight_granularity(words)
+    with pytest.raises(InputError, match="group_size=0"):
+        weight_granularity("group:0")

@@ -230,6 +230,7 @@ def test_any_floats_anywhere(engine: str, data: st.DataObject) -> None:
         check(scanned([whole], 2, k=3), [whole], 2, k=3)
 
 
+@pytest.mark.kind(2, "numerics")
 @engines
 @pytest.mark.parametrize(
     "row",
@@ -299,6 +300,7 @@ def test_entropy_of_long_rows_is_float64s(engine: str, spread: float) -> None:
     assert float(result.entropy_sum) == pytest.approx(want, rel=ENTROPY)
 
 
+@pytest.mark.kind(4, "numerics")
 @engines
 def test_ties_in_the_topk_fall_to_the_lowest_tags_whatever_the_order(engine: str) -> None:
     x = np.tile(np.array([3.0, -3.0, 1.0, 3.0], np.float32), (1, 30, 1))
@@ -355,6 +357,7 @@ def test_a_cut_is_of_its_part_and_the_whole_of_all(engine: str) -> None:
         check(replace(whole, bundle=scanner.finish().bundle), parts, 2)
 
 
+@pytest.mark.kind(4, "numerics")
 @engines
 def test_two_scans_merge_to_one(engine: str) -> None:
     blocks = [replace(part, first=0) for part in random_blocks(11, holes="shared")]
@@ -381,6 +384,7 @@ def test_both_engines_say_the_same() -> None:
     torch.testing.assert_close(left["moments"], right["moments"], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.kind(2, "numerics")
 @engines
 def test_no_rows_and_empty_rows_are_nothing(engine: str) -> None:
     none = block(np.ones((2, 3, 4)), hi=np.zeros(3, np.int64))
@@ -525,6 +529,7 @@ def test_a_bundles_state_makes_it_again_and_it_moves() -> None:
                 assert found.is_meta or torch.equal(found, value)
 
 
+@pytest.mark.kind(4, "numerics")
 def test_bundles_pool_and_merge_to_one_pass() -> None:
     x = torch.randn(4, 60)
     tags = torch.arange(240).view(4, 60)

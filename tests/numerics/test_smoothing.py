@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ def test_scales_are_equation_4() -> None:
     assert scales.dtype == torch.float32
 
 
+@pytest.mark.kind(2, "numerics")
 def test_scales_are_guarded() -> None:
     x = torch.tensor([0.0, 2.0, float("inf"), float("nan"), 1e-38, 3e38])
     w = torch.tensor([1.0, 0.0, 1.0, 1.0, 3e38, 1e-38])
@@ -124,6 +126,7 @@ def test_an_alpha_that_is_given_is_taken() -> None:
     assert none.alpha == 0.0 and torch.equal(none.scales, torch.ones(64))
 
 
+@pytest.mark.kind(2, "numerics")
 def test_dead_channels_and_dead_weights() -> None:
     x, weights = layer(0)
     x[:, 5] = 0.0
@@ -148,3 +151,36 @@ def test_bad_input_is_refused() -> None:
         search_alpha(one, torch.ones(3), one, [torch.ones(2, 4)])
     with pytest.raises(InputError, match="NaN or inf"):
         search_alpha(-one, one * math.inf, one, [torch.ones(2, 4)])
+
+
+@pytest.mark.parametrize(("activation_bits", "weight_bits"), [(8, 4), (4, 8), (2, 2)])
+def test_the_expected_error_is_the_sum_that_is_documented(
+    activation_bits: int, weight_bits: int
+) -> None:
+    lo, hi = torch.tensor([-9.0, -0.5, 0.0]), torch.tensor([1.0, 0.75, 0.01])
+    power = torch.tensor([4.0, 0.02, 1e-6])
+    weight = torch.tensor([[0.5, -2.0, 0.001], [0.25, 0.125, -3.0]])
+    widths = {"activation_bits": activation_bits, "weight_bits": weight_bits}
+    chosen = search_alpha(lo, hi, power, [weight[:1], weight[1:]], alpha=0.5, **widths)
+
+    def expected(s: np.ndarray) -> float:
+        w, p = weight.double().numpy() * s, power.double().numpy() / s**2
+        low, high = lo.double().numpy() / s, hi.double().numpy() / s
+        step = (high.max() - low.min()) / (2**activation_bits - 1)
+        error = (np.minimum(step**2 / 12, p) * (w**2).sum(0)).sum()
+        steps = np.abs(w).max(1, keepdims=True) / (2 ** (weight_bits - 1) - 1)
+        error += (np.minimum(steps**2 / 12, w**2) @ p).sum()
+        signal = (power.double().numpy() * (weight.double().numpy() ** 2).sum(0)).sum()
+        return float(error / signal)
+
+    scales = chosen.scales.double().numpy()
+    assert not np.allclose(scales, 1.0)
+    assert chosen.expected_error == pytest.approx(expected(scales), rel=1e-5)
+    assert chosen.expected_error_without == pytest.approx(expected(np.ones(3)), rel=1e-5)
+
+
+def test_one_channel_is_enough() -> None:
+    one = torch.ones(1)
+    assert search_alpha(-one, one, one, [torch.ones(2, 1)]).scales.shape == (1,)
+    with pytest.raises(InputError, match=r"as \[in\] each"):
+        search_alpha(one[:0], one[:0], one[:0], [torch.ones(2, 0)])

@@ -144,6 +144,7 @@ def test_two_bits_fit_a_gaussian_where_theory_says() -> None:
     assert found == pytest.approx(3.0 * 1.224, rel=0.03)
 
 
+@pytest.mark.kind(5, "numerics")
 @pytest.mark.parametrize(("columns", "step", "groups"), [(90, 16, 6), (96, 16, 6), (10, 16, 1)])
 def test_shapes_with_and_without_a_short_last_group(columns: int, step: int, groups: int) -> None:
     x, granularity = weight(columns=columns), PerGroup(axis=1, group_size=step)
@@ -157,6 +158,7 @@ def test_shapes_with_and_without_a_short_last_group(columns: int, step: int, gro
             assert np.array_equal(scale[:, at].numpy(), expected.astype(np.float32))
 
 
+@pytest.mark.kind(2, "numerics")
 @pytest.mark.parametrize("method", [MinMaxRange(), UpperPercentile(), MseRange()], ids=str)
 def test_a_channel_of_zeros_has_zero(method: Method) -> None:
     found = weight_absmax(weight(), method, 4, CHANNEL)
@@ -189,6 +191,7 @@ def test_errors_of_channels(granularity: PerAxis | PerGroup) -> None:
     assert power.numpy() == pytest.approx((x.double() ** 2).sum(1).numpy(), rel=1e-12)
 
 
+@pytest.mark.kind(3, "numerics")
 def test_half_precision_is_searched_in_float32() -> None:
     x = weight().to(torch.bfloat16)
     for granularity in GRANULARITIES:
@@ -204,6 +207,7 @@ def test_other_methods_are_refused(method: Method) -> None:
         weight_absmax(weight(), method, 8, CHANNEL)
 
 
+@pytest.mark.kind(2, "numerics")
 @pytest.mark.parametrize(("value", "said"), [(torch.nan, "NaN"), (torch.inf, "inf")])
 def test_what_is_not_finite_is_named(value: float, said: str) -> None:
     x = weight()

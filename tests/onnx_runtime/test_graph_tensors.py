@@ -42,6 +42,7 @@ def test_a_weight_on_the_left_and_one_that_is_drawn(tmp_path: Path) -> None:
     assert linear_inputs(load_float_graph(saved(made, tmp_path))) == ["x"]
 
 
+@pytest.mark.kind(6, "calibrate")
 def test_an_initializer_that_is_listed_as_input(tmp_path: Path) -> None:
     made = mlp()
     made.graph.input.append(helper.make_tensor_value_info("w1", TensorProto.FLOAT, [4, 6]))

@@ -40,6 +40,7 @@ def test_bytes_find_their_weights_beside_the_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(whole, np.tanh(found), atol=1e-6)
 
 
+@pytest.mark.kind(8, "export")
 @pytest.mark.parametrize("as_bytes", [False, True], ids=["file", "bytes"])
 def test_a_graph_that_is_refused_is_one_line(tmp_path: Path, as_bytes: bool) -> None:
     path = tmp_path / "m.onnx"

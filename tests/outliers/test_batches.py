@@ -93,6 +93,7 @@ def assembled(recording: ModelStatistics) -> Any:
     )
 
 
+@pytest.mark.kind(4, "stats")
 @pytest.mark.parametrize("family", ["gqa", "diffllama", "mistral_window"])
 def test_batch_size_and_side_of_padding_change_nothing_to_1e_5(
     family: str, stored_family: Any
@@ -117,6 +118,7 @@ def _is_binned(difference: str) -> bool:
     return any(name in difference for name in names)
 
 
+@pytest.mark.kind(4, "stats")
 @pytest.mark.parametrize("count", [2, 5], ids=["two parts", "five parts, one of them empty"])
 @pytest.mark.parametrize("family", ["llama", "diffllama", "v2"])
 def test_recordings_of_parts_merge_to_one_pass(family: str, count: int, make_family: Any) -> None:
@@ -135,6 +137,7 @@ def test_recordings_of_parts_merge_to_one_pass(family: str, count: int, make_fam
         assert merged.hits == whole.hits
 
 
+@pytest.mark.kind(4, "stats")
 def test_parts_that_hold_nan_merge_too(make_family: Any) -> None:
     """Token 96 is NaN, and in one part alone."""
     model, rows = make_family("llama"), rows_of((9, 8, 7, 6), vocab=96)
@@ -171,6 +174,7 @@ class Rank(Processes):
         yield from self.left if self.is_first else []
 
 
+@pytest.mark.kind(4, "stats")
 @pytest.mark.parametrize("count", [2, 4], ids=["two processes", "more processes than batches"])
 def test_processes_share_the_batches_and_the_first_has_all(count: int, make_family: Any) -> None:
     model, rows = loaded(make_family("diffllama")), rows_of((40, 3, 9, 21, 7))
@@ -218,6 +222,7 @@ def test_the_choice_differs_by_sequence_and_seed_and_takes_all_of_short_ones() -
     assert int(spread.min()) > 0 and int(spread.max()) < 40
 
 
+@pytest.mark.kind(4, "stats")
 @pytest.mark.parametrize(("batch_size", "side"), [(1, "right"), (4, "right"), (4, "left")], ids=str)
 @pytest.mark.parametrize("family", ["gqa", "diffllama", "mistral_window"])
 def test_sampled_rows_are_those_of_the_sequence_whatever_its_batch(

@@ -45,6 +45,7 @@ def excluded_states(lengths: tuple[int, ...], batch_size: int, layers: int, widt
     return sum(len(part) * max(part) - sum(part) for part in parts) * layers * width
 
 
+@pytest.mark.kind(4, "stats")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_unpadded_rows_agree_with_the_oracle(family: str, stored_family: Any) -> None:
     rows = rows_of()
@@ -56,6 +57,7 @@ def test_unpadded_rows_agree_with_the_oracle(family: str, stored_family: Any) ->
     assert stats.summary.hidden_state.excluded == 0
 
 
+@pytest.mark.kind(1, "stats")
 @pytest.mark.parametrize(
     ("kind", "batch_size"),
     [
@@ -127,6 +129,7 @@ def test_sink_rate_is_neither_none_nor_all(family: str, stored_family: Any) -> N
     assert rate == pytest.approx(stored.sink_rate())
 
 
+@pytest.mark.kind(2, "stats")
 def test_a_sequence_of_one_token_has_no_sink_and_no_kurtosis(
     make_family: Any, brute_force: Any
 ) -> None:
@@ -229,6 +232,7 @@ def test_count_masked_leaves_the_sink_rate_alone(make_family: Any) -> None:
 # NaN and inf
 
 
+@pytest.mark.kind(2, "stats")
 def test_nan_is_told_with_its_layer_and_leaves_the_others_alone(make_family: Any) -> None:
     model, rows = make_family("llama"), rows_of((9, 20))
     clean = measure(model, rows, batch_size=2)

@@ -102,6 +102,7 @@ def test_the_twenty_largest_are_listed_and_all_are_counted() -> None:
     assert len(groups[0].top) == 10
 
 
+@pytest.mark.kind(1, "stats")
 def test_padding_takes_no_part() -> None:
     x = states()
     real = torch.ones(2, 8, dtype=torch.bool)
@@ -117,6 +118,7 @@ def test_padding_takes_no_part() -> None:
     assert statistics.records[0].excluded == 6 * 6
 
 
+@pytest.mark.kind(2, "stats")
 def test_a_layer_of_zeros_has_no_outliers_and_no_ratio() -> None:
     massive, tokens, groups, _ = found(visit(torch.zeros(1, 5, 4)))
     assert (massive.count, massive.count_pooled, tokens.count) == (0, 0, 0)
@@ -126,6 +128,7 @@ def test_a_layer_of_zeros_has_no_outliers_and_no_ratio() -> None:
     assert group.channel_ratio is not None
 
 
+@pytest.mark.kind(2, "stats")
 def test_a_token_is_infinitely_far_from_a_median_of_zero() -> None:
     x = torch.zeros(1, 5, 4)
     x[0, 3, 1] = 1.0

@@ -74,6 +74,7 @@ def test_a_filled_cache_is_refused(make_family: Any) -> None:
         model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
 
 
+@pytest.mark.kind(7, "stats")
 def test_a_forward_that_raises_is_not_counted(make_family: Any) -> None:
     model = make_family("llama")
     ids = rows((9,))[0][None]
@@ -162,6 +163,7 @@ def test_a_decoders_tokens_are_those_that_it_read(tokenizer: Any) -> None:
     assert crossed == {True, False}
 
 
+@pytest.mark.kind(2, "stats")
 def test_a_sequence_without_a_finite_value_is_in_no_mean(make_family: Any) -> None:
     model = make_family("llama")
     ids = rows((9, 9))

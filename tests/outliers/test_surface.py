@@ -80,6 +80,7 @@ def test_the_worst_layers_largest_sequence_is_drawn(
         assert surface.largest_positions[row] == entry.position
 
 
+@pytest.mark.kind(1, "stats")
 def test_padding_on_the_left_is_left_out(planted: Any) -> None:
     rows = rows_of((9, 30))
     rows[0][4] = 3  # 4,000, in the sequence that is padded
@@ -124,6 +125,7 @@ def found(*visits: Activation, at: int = 0) -> ActivationStatistics:
     return statistics
 
 
+@pytest.mark.kind(4, "stats")
 def test_of_equals_it_is_the_first_layer_and_sequence_in_any_order_of_merging() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(6, 5, 4, generator=generator)
@@ -156,6 +158,7 @@ def test_it_is_made_again_only_for_a_higher_peak(monkeypatch: pytest.MonkeyPatch
     assert made == [1, 4]
 
 
+@pytest.mark.kind(7, "stats")
 def test_of_a_module_that_is_called_twice_the_first_of_equals_is_kept() -> None:
     x, y = torch.zeros(1, 2, 2), torch.zeros(1, 2, 2)
     x[0, 0, 0], y[0, 1, 1] = 3.0, -3.0
@@ -186,6 +189,7 @@ def test_nan_and_inf_do_not_take_part() -> None:
     np.testing.assert_allclose(surface.abs_max, want.numpy(), rtol=1e-5)
 
 
+@pytest.mark.kind(2, "stats")
 def test_a_layer_without_a_finite_element_has_none() -> None:
     bad = found(visit(torch.full((2, 3, 4), torch.nan)))
     assert bad.records[0].surface is None

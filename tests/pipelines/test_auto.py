@@ -99,6 +99,7 @@ def test_only_the_chosen_float_graph_is_left(finished: Path) -> None:
     assert graphs == ["float/model.onnx", "model.onnx"]
 
 
+@pytest.mark.kind(4, "auto")
 def test_an_interrupted_search_goes_on(
     planted: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_text_that_calibration_uses_up(model: Path, corpus: Path) -> None:
     assert "after 128" in line
 
 
+@pytest.mark.kind(8, "models", "cli")
 def test_folder_without_weights(model: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -118,6 +119,7 @@ def test_folder_without_weights(model: Path, tmp_path: Path) -> None:
     assert "has no config.json" in refused("stats", bare)
 
 
+@pytest.mark.kind(8, "models", "stats", "export", "cli")
 @pytest.mark.parametrize("command", ["stats", "export"])
 def test_nan_weights_name_the_tensor(model: Path, tmp_path: Path, command: str) -> None:
     broken: Any = LlamaForCausalLM.from_pretrained(model)
@@ -158,6 +160,7 @@ def test_output_folder_of_another_run(model: Path, corpus: Path, tmp_path: Path)
     assert (out / "stats.json").read_bytes() == before
 
 
+@pytest.mark.kind(6, "stats", "cli")
 def test_output_folder_that_is_not_ours(model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")

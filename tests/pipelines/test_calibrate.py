@@ -128,6 +128,7 @@ def test_a_guard_stops_the_run_and_leaves_what_was_observed(
     assert (found.tensors[name].lo, found.tensors[name].hi) == (0.0, 0.0)
 
 
+@pytest.mark.kind(4, "calibrate")
 def test_it_goes_on_without_another_pass_over_what_is_kept(
     tiny_folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +353,7 @@ def test_recipes_that_need_ranges_say_so() -> None:
     assert ExportJob(model="m", keep=("a",)).keep == ("a",)
 
 
+@pytest.mark.kind(4, "calibrate", "cli")
 def test_two_processes_fix_the_ranges_of_one(
     tiny_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:

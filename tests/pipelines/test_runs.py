@@ -36,6 +36,7 @@ def test_an_empty_folder_is_taken(job: StatsJob, tmp_path: Path) -> None:
     assert open_run("stats", job).folder == tmp_path / "run"
 
 
+@pytest.mark.kind(4, "api")
 def test_the_same_config_unfinished_goes_on(job: StatsJob) -> None:
     folder = open_run("stats", job).folder
     (folder / "cells").mkdir()
@@ -122,6 +123,7 @@ def test_a_file_is_refused(job: StatsJob, tmp_path: Path) -> None:
         open_run("stats", job)
 
 
+@pytest.mark.kind(9, "api")
 def test_temporary_files_go_when_nobody_can_be_writing_them(job: StatsJob, tmp_path: Path) -> None:
     folder = open_run("stats", job).folder
     now = time.time()
@@ -136,6 +138,7 @@ def test_temporary_files_go_when_nobody_can_be_writing_them(job: StatsJob, tmp_p
     ]
 
 
+@pytest.mark.kind(9, "api")
 def test_a_folder_of_temporary_files_alone_is_taken(job: StatsJob, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.a1b2c3d4").write_text("half")

@@ -27,6 +27,7 @@ def unfinished(folder: Path) -> None:
     write_json(folder / RUN_FILE, {**plain, "finished": False})
 
 
+@pytest.mark.kind(4, "stats")
 def test_a_finished_run_is_not_computed_again(
     tiny_folder: Path, text: Path, tmp_path: Path
 ) -> None:

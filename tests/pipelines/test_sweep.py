@@ -266,6 +266,7 @@ def test_what_is_said_of_the_text_stands_at_its_tasks(
     assert any(note.startswith("b, perplexity: ") for note in sweep.notes)
 
 
+@pytest.mark.kind(4, "sweep")
 def test_a_finished_sweep_is_not_computed_again_and_cells_outlive_a_stop(
     make_model: Any, corpus: Path, tmp_path: Path
 ) -> None:
@@ -310,6 +311,7 @@ def test_a_plan_writes_nothing_and_knows_what_is_done(
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+@pytest.mark.kind(4, "sweep", "cli")
 def test_two_processes_write_the_file_of_one(
     make_model: Any, corpus: Path, tmp_path: Path, launcher: str
 ) -> None:

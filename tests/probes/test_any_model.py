@@ -100,6 +100,7 @@ def returned_weights(family: Family, model: Any, inputs: dict[str, Any]) -> list
     ]
 
 
+@pytest.mark.kind(1, "probes", "models")
 @pytest.mark.parametrize(("name", "implementation", "pad"), CASES)
 def test_what_is_recorded_gives_the_models_own_weights(
     name: str, implementation: str, pad: str, built: dict[str, Any]
@@ -149,6 +150,7 @@ def test_what_is_recorded_gives_the_models_own_weights(
             assert torch.equal(calls[-1][4][:, 0], pad_mask(pad).bool())
 
 
+@pytest.mark.kind(1, "probes", "models")
 @pytest.mark.parametrize("name", ["bloom", "gptj", "mpt", "falcon", "bert", "gpt_oss", "t5"])
 def test_the_parts_that_a_model_adds_are_told_apart(name: str, built: dict[str, Any]) -> None:
     model = model_of(name, built)
@@ -188,6 +190,7 @@ def test_bloom_by_hand(built: dict[str, Any]) -> None:
     assert torch.equal(mask[0, 0], torch.ones(LENGTH, LENGTH).tril().bool())
 
 
+@pytest.mark.kind(1, "probes", "models")
 def test_an_additive_mask_of_sdpa_is_split(built: dict[str, Any]) -> None:
     """Falcon adds ALiBi / sqrt(d) and finfo.min in one tensor."""
     model = copy.deepcopy(model_of("falcon_alibi", built))
@@ -204,6 +207,7 @@ def test_an_additive_mask_of_sdpa_is_split(built: dict[str, Any]) -> None:
         assert torch.equal(call.mask, expected[:, None].expand_as(call.mask))
 
 
+@pytest.mark.kind(3, "probes", "models")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "gptj", "falcon_alibi", "t5"])
 def test_in_16_bits(name: str, dtype: torch.dtype, built: dict[str, Any]) -> None:
@@ -250,6 +254,7 @@ def test_a_cache_and_two_lengths(name: str, built: dict[str, Any]) -> None:
         torch.testing.assert_close(parts[2 + layer], whole[layer][:, :, 7:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.kind(7, "probes", "models")
 @pytest.mark.parametrize("name", ["llama", "gptj", "wavlm", "deberta_v2"])
 def test_a_model_that_trains(name: str, built: dict[str, Any]) -> None:
     with torch.inference_mode(False), torch.enable_grad():
@@ -293,6 +298,7 @@ def test_replacing_logits_by_themselves(name: str, built: dict[str, Any]) -> Non
         assert (model(**inputs)[0] - plain).abs().max() > 1e-3
 
 
+@pytest.mark.kind(7, "probes", "models")
 def test_an_exception_restores_everything(built: dict[str, Any]) -> None:
     model = model_of("clip", built)
     inputs = FAMILIES["clip"].inputs("none")
@@ -313,6 +319,7 @@ def test_an_exception_restores_everything(built: dict[str, Any]) -> None:
     assert state() == before and torch.equal(model(**inputs)[0], plain)
 
 
+@pytest.mark.kind(2, "probes", "models")
 def test_experts_are_seen_each_and_the_idle_named(built: dict[str, Any]) -> None:
     model = model_of("mixtral", built)
     inputs = FAMILIES["mixtral"].inputs("none")

@@ -63,6 +63,7 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
     return config._attn_implementation, hooks, registries
 
 
+@pytest.mark.kind(7, "probes")
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,6 +110,7 @@ def test_hits_count_every_element_once(family: str, make_family: Any) -> None:
     assert linears["model.layers.0.mlp.down_proj"].elements == 80 * tokens
 
 
+@pytest.mark.kind(1, "probes")
 @pytest.mark.parametrize("call", ["whole", "backbone"])
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_padding_is_told_apart(padding: str, call: str, make_family: Any) -> None:
@@ -130,6 +132,7 @@ def test_padding_is_told_apart(padding: str, call: str, make_family: Any) -> Non
     assert attachment.hits["hidden_state"]["model.layers.0"].elements == 15 * 64
 
 
+@pytest.mark.kind(1, "probes")
 def test_a_mask_does_not_outlive_its_forward(make_family: Any) -> None:
     model = make_family("llama")
     real = []
@@ -185,6 +188,7 @@ def test_one_map_of_one_layer_can_be_replaced(make_family: Any) -> None:
     assert (expected[2] - plain[2]).abs().max() > 1e-4
 
 
+@pytest.mark.kind(1, "probes")
 @pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")  # renamed in 5.40
 def test_a_filled_cache_shifts_the_mask(make_family: Any) -> None:
     for family in ("llama", "mistral_window"):
@@ -214,6 +218,7 @@ def test_replaced_activations_go_on(make_family: Any) -> None:
         assert model(batch(8)).logits.abs().max() == 0
 
 
+@pytest.mark.kind(2, "probes")
 def test_a_probe_that_never_fired_is_named(make_family: Any) -> None:
     model = make_family("llama")
     before = state_of(model)
@@ -243,6 +248,7 @@ def test_attention_past_the_registry_is_noticed(make_family: Any) -> None:
         model(batch(8))
 
 
+@pytest.mark.kind(7, "probes")
 @pytest.mark.parametrize("point", POINTS)
 def test_an_exception_in_the_body_restores_the_model(point: str, make_family: Any) -> None:
     model = make_family("diffllama")
@@ -261,6 +267,7 @@ def test_an_exception_in_the_body_restores_the_model(point: str, make_family: An
     assert torch.equal(model(batch(8)).logits, plain)
 
 
+@pytest.mark.kind(7, "probes")
 def test_attachments_nest(make_family: Any) -> None:
     model = make_family("llama")
     before = state_of(model)
@@ -282,6 +289,7 @@ def test_an_unknown_point_is_refused(make_family: Any) -> None:
         pass
 
 
+@pytest.mark.kind(7, "probes")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch._dynamo's import
 def test_compiled_and_parallel_models_are_refused(make_family: Any) -> None:
     model = make_family("llama")
@@ -293,6 +301,7 @@ def test_compiled_and_parallel_models_are_refused(make_family: Any) -> None:
         pass
 
 
+@pytest.mark.kind(7, "probes")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_part_is_refused(make_family: Any) -> None:
     model = make_family("llama")

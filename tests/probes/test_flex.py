@@ -193,6 +193,7 @@ def test_a_softcap_comes_after_the_grid(used: list[bool]) -> None:
     np.testing.assert_allclose(found.numpy(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.kind(1, "probes")
 def test_rows_without_a_key_give_zeros(used: list[bool]) -> None:
     call = call_of("left")
     found = attend([(call, edit_of("logits4:row", call))], value_of())
@@ -271,6 +272,7 @@ def test_other_edits_take_the_tiles(used: list[bool]) -> None:
     assert used == [False] * 3
 
 
+@pytest.mark.kind(7, "probes")
 def test_gradients_take_the_tiles(used: list[bool]) -> None:
     call = call_of()
     call = replace(call, query=call.query.requires_grad_())
@@ -327,6 +329,7 @@ def dense(counts: Tensor, blocks: Tensor, wide: int) -> Array:
     return found
 
 
+@pytest.mark.kind(1, "probes")
 @pytest.mark.parametrize(
     "masking", ["causal", "full", "window", "padded", "padded by two blocks", "cache", "ragged"]
 )

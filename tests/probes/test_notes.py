@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +65,7 @@ def test_all_tokens_of_an_expert_are_no_batch() -> None:
     assert visit.tensor.shape == (1, BATCH * TOKENS, WIDTH) and len(notes) == 1
 
 
+@pytest.mark.kind(1, "probes")
 def test_padding_that_does_not_fit_is_said_once() -> None:
     visit, notes = seen(Model(lambda x: x[:, ::2]))
     assert bool(visit.real.all())
@@ -72,6 +74,7 @@ def test_padding_that_does_not_fit_is_said_once() -> None:
     assert seen(Model(lambda x: x[:, ::2]), torch.ones_like(MASK))[1] == []
 
 
+@pytest.mark.kind(1, "probes")
 def test_images_of_tokens_take_a_mask_that_fits() -> None:
     shape = (BATCH, TOKENS, 1, WIDTH)
     visit, notes = seen(Model(lambda x: x.reshape(shape)))
@@ -81,6 +84,7 @@ def test_images_of_tokens_take_a_mask_that_fits() -> None:
     assert len(notes) == 1
 
 
+@pytest.mark.kind(1, "probes")
 def test_what_a_decoder_reads_of_its_encoder_has_the_encoders_padding() -> None:
     memory = torch.tensor([[1, 1, 0], [1, 1, 1]])
     visit, notes = seen(Model(lambda x: x[:, :3]), encoder_attention_mask=memory)

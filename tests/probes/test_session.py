@@ -107,6 +107,7 @@ def checkpoint(model: Any, use_reentrant: bool) -> None:
 IDS = torch.arange(1, 13).reshape(2, 6)
 
 
+@pytest.mark.kind(7, "probes", "stats")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_layer_that_checkpointing_repeats_is_counted_once(
     llama: Any, use_reentrant: bool
@@ -128,6 +129,7 @@ def test_a_layer_that_checkpointing_repeats_is_counted_once(
     assert elements == {2 * 6 * 16}
 
 
+@pytest.mark.kind(7, "probes", "stats")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_what_is_replaced_is_replaced_in_the_repeat_too(llama: Any, use_reentrant: bool) -> None:
     """Else the gradients are those of another forward, or the checkpoint's shapes differ."""

@@ -331,6 +331,7 @@ def test_patterns_choose_and_suggest() -> None:
             pass
 
 
+@pytest.mark.kind(7, "probes")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripts_and_compiled_modules_are_refused() -> None:
     scripted = torch.jit.script(nn.Linear(4, 4))
@@ -450,6 +451,7 @@ def test_a_module_says_where_its_maps_are(shared: bool, written: bool) -> None:
     torch.testing.assert_close(replaced, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.kind(7, "probes")
 def test_memory_is_given_back() -> None:
     alive: list[Any] = []
 

@@ -125,6 +125,7 @@ def differences(one: Any, other: Any, path: str = "", name: str = "") -> Iterato
 
 
 @pytest.mark.parametrize("case", ["llama", "diffllama", "one batch", "nan", "mixtral"])
+@pytest.mark.kind(4, "stats")
 def test_the_merged_file_is_that_of_one_process(shared: Any, worker: Any, case: str) -> None:
     count, folder = shared
     merged = read_json(folder / f"{case}.json", Stats)
@@ -199,6 +200,7 @@ def stats_of(folder: Path, out: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.kind(4, "stats", "cli")
 def test_torchrun_writes_the_file_of_one_process(folder: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     done = subprocess.run(
@@ -233,6 +235,7 @@ def test_torchrun_writes_the_file_of_one_process(folder: Path) -> None:
     assert (folder / "three" / "stats.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.kind(4, "stats", "cli")
 def test_accelerate_launch_shares_the_batches(folder: Path) -> None:
     """--multi_gpu is how accelerate says "several processes"; no GPU is needed."""
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -258,6 +261,7 @@ def test_a_bad_path_is_one_line_of_one_process(folder: Path) -> None:
     assert second[1:] == ("", "")
 
 
+@pytest.mark.kind(9, "stats")
 def test_a_process_that_is_killed_ends_the_one_that_waits_for_it() -> None:
     code = (
         "import os, signal\n"

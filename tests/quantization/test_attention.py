@@ -217,6 +217,7 @@ def expected(
     return found
 
 
+@pytest.mark.kind(1, "sweep")
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", ["llama", "diff"])
@@ -238,6 +239,7 @@ def test_equals_the_oracle(
     assert wrong.mean() < 0.1
 
 
+@pytest.mark.kind(4, "sweep")
 @pytest.mark.parametrize("recipe", [*RECIPES, "logits4", "logits4:row:asymmetric"])
 @pytest.mark.parametrize("kind", ["llama", "diff"])
 def test_a_sequence_is_the_same_alone(kind: str, recipe: str) -> None:
@@ -307,6 +309,7 @@ def test_each_can_run_alone_and_be_kept(name: str) -> None:
     assert list(quantizers.fired) == quantizers.names == [name]
 
 
+@pytest.mark.kind(7, "sweep")
 @pytest.mark.parametrize(
     ("bad", "recipe", "message"),
     [
@@ -340,6 +343,7 @@ def test_nan_is_named_and_the_model_is_as_before(bad: str, recipe: str, message:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.kind(2, "sweep")
 def test_one_of_two_maps_does_not_vouch_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     from quantkit.quantization.attention import AttentionQuantizer
 
@@ -357,6 +361,7 @@ def test_one_of_two_maps_does_not_vouch_for_the_other(monkeypatch: pytest.Monkey
         forward(model, batch("none"))
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize(
     ("recipe", "missing"),
     [

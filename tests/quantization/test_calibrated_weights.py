@@ -81,6 +81,7 @@ def test_smaller_groups_lose_less(tiny_llama: Any) -> None:
     assert errors == sorted(errors, reverse=True)
 
 
+@pytest.mark.kind(5, "sweep")
 def test_a_weight_that_two_layers_share_is_quantized_once(tiny_llama: Any) -> None:
     mlp = tiny_llama.model.layers[0].mlp
     mlp.gate_proj.weight = mlp.up_proj.weight

@@ -227,6 +227,7 @@ def test_diffllama_has_a_scale_a_map(
             assert oracle_perplexity(model, text.ids) != pytest.approx(found, rel=1e-3)
 
 
+@pytest.mark.kind(4, "sweep")
 @pytest.mark.parametrize("name", SHARED_AXES)
 @pytest.mark.parametrize("family", ["sharp_llama", "sharp_diffllama"])
 def test_padding_and_batch_size_change_nothing(
@@ -256,6 +257,7 @@ def test_a_recipe_may_be_given_by_name(tiny_llama: LlamaForCausalLM) -> None:
         raise AssertionError("not reached")
 
 
+@pytest.mark.kind(7, "sweep")
 def test_weights_come_back_bitwise_after_an_exception(tiny_llama: LlamaForCausalLM) -> None:
     model: Any = tiny_llama
     before = {name: (t.data_ptr(), t.clone()) for name, t in model.state_dict().items()}
@@ -282,6 +284,7 @@ def test_weights_come_back_bitwise_after_an_exception(tiny_llama: LlamaForCausal
         assert torch.equal(model(input_ids=batch).logits, plain)
 
 
+@pytest.mark.kind(7, "sweep")
 def test_weights_are_restored_when_a_later_one_cannot_be_quantized(
     tiny_llama: LlamaForCausalLM,
 ) -> None:
@@ -296,6 +299,7 @@ def test_weights_are_restored_when_a_later_one_cannot_be_quantized(
     assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, first)
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize(
     ("recipe", "tensor"),
     [
@@ -318,6 +322,7 @@ def test_missing_range_names_the_tensor(
             tiny_llama(input_ids=torch.arange(8)[None])
 
 
+@pytest.mark.kind(2, "sweep")
 def test_quantizers_that_never_fired_are_an_error(tiny_llama: LlamaForCausalLM) -> None:
     from quantkit.errors import ProbeError
 

@@ -99,6 +99,7 @@ def test_dynamic_grids_equal_loops_in_numpy(name: str) -> None:
     assert (counted.hits, counted.elements) == (1, (5 + 3 + 3) * 7)
 
 
+@pytest.mark.kind(4, "sweep")
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_neither_batch_nor_padding_moves_a_grid(name: str) -> None:
     x, real = example()
@@ -120,6 +121,7 @@ def test_a_token_has_its_own_range_and_a_sequence_one() -> None:
     assert torch.equal(by_token[0, 1], by_sequence[0, 1])
 
 
+@pytest.mark.kind(2, "sweep")
 def test_zeros_stay_exactly_zero() -> None:
     for name in DYNAMIC:
         found = input_quantizer(quant_of(name), {}, Counter())(visit_of(torch.zeros(2, 3, 4)))
@@ -166,6 +168,7 @@ def test_static_grids_equal_loops_in_numpy(lo: float, hi: float, name: str) -> N
     assert fired.fired["linear_input/m"].elements == 30
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize("grid", ["", ":symmetric"], ids=["asymmetric", "symmetric"])
 def test_a_static_range_that_cannot_be_used_is_named(grid: str) -> None:
     quant, x = quant_of(f"a8{grid}"), visit_of(torch.ones(1, 2, 3))
@@ -202,6 +205,7 @@ def test_a_range_for_another_grid_is_refused() -> None:
     assert float(static_input_grid(ranges, "m", quant_of("a4")).scale) == F32(0.1)
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("name", ["a8", "a8:symmetric", "a8:dynamic", "a8:token"])
 def test_what_is_not_finite_fails_by_name(name: str, bad: float) -> None:
@@ -217,6 +221,7 @@ def test_what_is_not_finite_fails_by_name(name: str, bad: float) -> None:
     assert torch.allclose(found[real], torch.ones(5, 4), atol=0.01)
 
 
+@pytest.mark.kind(3, "sweep")
 def test_large_finite_inputs_are_not_taken_for_infinite() -> None:
     x = torch.full((1, 2, 3), 3e38)
     for name in ("a8", "a8:dynamic", "a8:token"):
@@ -226,6 +231,7 @@ def test_large_finite_inputs_are_not_taken_for_infinite() -> None:
         assert (quantizer(visit_of(x)) / x - 1).abs().max() < 1e-6
 
 
+@pytest.mark.kind(2, "sweep")
 def test_an_expert_without_tokens_has_no_hit() -> None:
     fired = Counter()
     for name in ("a8:token", "a8:dynamic"):
@@ -234,6 +240,7 @@ def test_an_expert_without_tokens_has_no_hit() -> None:
     assert not fired.fired
 
 
+@pytest.mark.kind(3, "sweep")
 @pytest.mark.parametrize("name", ["a8:token", "a8:dynamic"])
 def test_half_precision_stays_half_on_a_float32_grid(name: str) -> None:
     x = torch.randn(1, 4, 6, generator=torch.Generator().manual_seed(5)).bfloat16()
@@ -243,6 +250,7 @@ def test_half_precision_stays_half_on_a_float32_grid(name: str) -> None:
     assert torch.equal(found, torch.from_numpy(expected).bfloat16())
 
 
+@pytest.mark.kind(1, "sweep")
 @pytest.mark.parametrize("name", ["a8:token", "a8:dynamic", "a6:token:symmetric"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_batches_of_a_model(side: str, name: str, tiny_llama: LlamaForCausalLM) -> None:

@@ -148,12 +148,14 @@ def test_one_sided_logits_have_smaller_errors() -> None:
     assert errors["asymmetric"] / errors["symmetric"] == pytest.approx((8 / 15) ** 2, rel=0.05)
 
 
+@pytest.mark.kind(2, "sweep")
 def test_all_zero_stays_zero() -> None:
     assert torch.equal(
         by_row("logits4:row:asymmetric", torch.zeros(1, 1, 2, 3)), torch.zeros(1, 1, 2, 3)
     )
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_named(bad: float) -> None:
     model = make("llama")

@@ -152,6 +152,7 @@ def test_threads_change_no_bit(threads: int) -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.kind(1, "sweep")
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_reach_of_blocks_is_that_of_tiles(monkeypatch: pytest.MonkeyPatch, masking: str) -> None:
     call = call_of(masking)
@@ -167,6 +168,7 @@ def test_reach_of_blocks_is_that_of_tiles(monkeypatch: pytest.MonkeyPatch, maski
         )
 
 
+@pytest.mark.kind(1, "sweep")
 def test_softmax_of_what_is_masked_is_zero_and_rows_sum_to_one() -> None:
     for masking in MASKINGS:
         call = call_of(masking)
@@ -192,6 +194,7 @@ def test_memory_is_linear_in_the_length() -> None:
     assert largest < 4 * 8192 * 8192 // 16
 
 
+@pytest.mark.kind(7, "sweep")
 @pytest.mark.parametrize("recipe", ["logits3", "qk3", "probs3", "kv3"])
 @pytest.mark.parametrize("family", ["window", "diff"])
 def test_a_repeated_forward_has_the_same_quantizers(family: str, recipe: str) -> None:

@@ -96,6 +96,7 @@ def test_by_hand(tiny_llama: LlamaForCausalLM) -> None:
         assert torch.equal(parameter, before[name])
 
 
+@pytest.mark.kind(7, "sweep")
 def test_everything_comes_back_after_an_exception(tiny_llama: LlamaForCausalLM) -> None:
     model: Any = tiny_llama
     _, absmax, plain = look(model, IDS)
@@ -114,6 +115,7 @@ def test_everything_comes_back_after_an_exception(tiny_llama: LlamaForCausalLM) 
     assert torch.equal(forward(model), plain)
 
 
+@pytest.mark.kind(7, "sweep")
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "plain"])
 def test_in_any_grad_mode(tiny_llama: LlamaForCausalLM, inference: bool) -> None:
     _, absmax, plain = look(tiny_llama, IDS)

@@ -124,6 +124,7 @@ def assert_untouched(model: nn.Module, before: dict[str, Any]) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.kind(7, "sweep")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_model_is_as_it_was(recipe: str, tiny_llama: Any) -> None:
     before, exact = parameters(tiny_llama), forward(tiny_llama)
@@ -139,6 +140,7 @@ def test_a_model_is_as_it_was(recipe: str, tiny_llama: Any) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
 def test_a_weight_that_is_not_finite_is_named(bad: float, recipe: str, tiny_llama: Any) -> None:
@@ -151,6 +153,7 @@ def test_a_weight_that_is_not_finite_is_named(bad: float, recipe: str, tiny_llam
     assert before == {n: (p, p.data_ptr()) for n, p in tiny_llama.named_parameters()}
 
 
+@pytest.mark.kind(5, "sweep")
 @pytest.mark.parametrize("recipe", ["w3", "w3:group8", "nf4"])
 def test_what_shares_a_weight(recipe: str, tiny_llama: Any) -> None:
     mlp = tiny_llama.model.layers[0].mlp
@@ -170,6 +173,7 @@ def test_what_shares_a_weight(recipe: str, tiny_llama: Any) -> None:
     assert_untouched(tiny_llama, before)
 
 
+@pytest.mark.kind(5, "sweep")
 def test_an_embedding_tied_to_a_linear_layer_keeps_its_numbers() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -219,6 +223,7 @@ def test_weights_that_are_no_float_matrix_are_refused(tiny_llama: Any) -> None:
         pass
 
 
+@pytest.mark.kind(5, "sweep")
 @pytest.mark.parametrize("recipe", ["w4", "w4:group6"])
 def test_the_transposed_weight_of_conv1d_is_rounded_by_output(recipe: str) -> None:
     model = tiny_gpt2()
@@ -233,6 +238,7 @@ def test_the_transposed_weight_of_conv1d_is_rounded_by_output(recipe: str) -> No
     assert_untouched(model, before)
 
 
+@pytest.mark.kind(5, "sweep")
 @pytest.mark.parametrize("recipe", ["nf4", "fp4", "llm-int8", "llm-int8:0"])
 def test_formats_see_conv1d_as_the_linear_layer_it_is(recipe: str) -> None:
     conv = Conv1D(48, 64)

@@ -120,6 +120,7 @@ def test_float_features_save_what_one_outlier_costs() -> None:
     assert errors[1] < 0.6 * errors[0]
 
 
+@pytest.mark.kind(4, "sweep")
 def test_int8_of_a_sequence_is_that_of_the_sequence_alone() -> None:
     model, x, mask = int8_example()
     together, _ = int8_output(model, x, mask, 6.0)
@@ -144,6 +145,7 @@ def test_int8_counts_what_it_quantized() -> None:
     assert (kept["layer"].sequences, kept["layer"].kept) == (4, 4)
 
 
+@pytest.mark.kind(1, "sweep")
 def test_int8_of_a_model_in_padded_batches(tiny_llama: LlamaForCausalLM) -> None:
     model: Any = tiny_llama
     with torch.no_grad():
@@ -164,6 +166,7 @@ def test_int8_of_a_model_in_padded_batches(tiny_llama: LlamaForCausalLM) -> None
     assert kept["model.layers.0.self_attn.q_proj"].kept >= 4  # in each of four sequences
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
 def test_int8_refuses_inputs_that_are_not_finite(bad: float) -> None:
     model, x, mask = int8_example()
@@ -174,6 +177,7 @@ def test_int8_refuses_inputs_that_are_not_finite(bad: float) -> None:
         int8_output(model, x, mask, 6.0)
 
 
+@pytest.mark.kind(3, "sweep")
 def test_int8_beyond_float16() -> None:
     model, x, mask = int8_example()
     x[1, 2, 7] = 1e5
@@ -188,6 +192,7 @@ def test_int8_beyond_float16() -> None:
         int8_output(model, x, mask, 6.0)
 
 
+@pytest.mark.kind(2, "sweep")
 def test_int8_of_zeros_is_the_bias() -> None:
     model, x, mask = int8_example()
     with torch.no_grad():
@@ -199,6 +204,7 @@ def test_int8_of_zeros_is_the_bias() -> None:
         assert torch.equal(found[0, :, 4], model.layer.bias[4].expand(11))
 
 
+@pytest.mark.kind(2, "sweep")
 def test_int8_layers_that_never_run_fail_by_name() -> None:
     model = nn.ModuleDict({"used": nn.Linear(8, 8), "idle": nn.Linear(8, 8)})
     model.forward = model["used"].forward  # type: ignore[method-assign, assignment]

@@ -212,6 +212,7 @@ def page(section: Section) -> Page:
     return Page(context=context, first=first, sections=(section,))
 
 
+@pytest.mark.kind(8, "report")
 def test_hostile_names_are_escaped_and_marks_are_words() -> None:
     section = against_section(*hostile_runs())
     text = render_html(page(section))

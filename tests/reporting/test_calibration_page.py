@@ -353,6 +353,7 @@ def test_definitions_of_calibration_only_where_there_is_one(tmp_path: Path) -> N
     assert "inlier SQNR" not in page.read_text("utf-8")
 
 
+@pytest.mark.kind(8, "report")
 def test_hostile_names_stay_text(calibration: Calibration, ranges3: Ranges, tmp_path: Path) -> None:
     tensors = [
         dataclasses.replace(

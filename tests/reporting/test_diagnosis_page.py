@@ -198,6 +198,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         collect([tmp_path])
 
 
+@pytest.mark.kind(8, "report")
 def test_hostile_names_of_a_graph_are_escaped(tmp_path: Path) -> None:
     run = run_of(tmp_path, diagnosis(name=HOSTILE.replace("/", "_"), where=HOSTILE))
     context: dict[str, object] = {"models": [], "warnings": [], "headlines": [], "definitions": []}

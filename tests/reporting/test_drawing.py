@@ -72,6 +72,7 @@ def test_a_heat_map_is_as_full_as_its_values() -> None:
     assert chart.ramp is not None and (chart.ramp.low, chart.ramp.high) == ("0", "16.00")
 
 
+@pytest.mark.kind(8, "report")
 def test_foreign_names_stay_text() -> None:
     chart = chart_of(1.0, 2.0, name=HOSTILE, tip=HOSTILE)
     dots = dot_chart(

@@ -25,11 +25,11 @@ def test_a_pair_is_told_in_three_sentences(tmp_path: Path) -> None:
     screen = first_screen(collect([write_run(tmp_path)]))
     outliers, bits, ship = screen.sentences
     (base_logits, base_states), (logits, states) = TOPS["baseline"], TOPS["diff"]
-    assert f"{logits[0] / base_logits[0]:.3f} times (22.50 against 36.20)" in outliers
-    assert f"{states[0] / base_states[0]:.2f} times (17.30, in layer " in outliers
-    assert ", against 15.70), in the paper 0.468" in outliers
-    assert "in the paper 0.122 times (38.80 against 318.0)" in outliers
-    assert "in the paper 0.468 times (1,688 against 3,609)" in outliers
+    assert f"{logits[0] / base_logits[0]:.3f} times (22.50 in layer 0, head 0, map " in outliers
+    assert ", against 36.20 in layer 0, head 0), in the paper 0.122 times" in outliers
+    assert f"{states[0] / base_states[0]:.2f} times (17.30 in layer " in outliers
+    assert ", against 15.70 in layer 0, channel " in outliers
+    assert outliers.endswith("), in the paper 0.468 times.")
     ours = cell("logits4:row", "diff", "perplexity", "perplexity").value
     theirs = cell("logits6:row", "baseline", "perplexity", "perplexity").value
     assert f"({ours:.2f} against {theirs:.2f}" in bits and "n = 64 blocks" in bits
@@ -244,6 +244,7 @@ def test_a_calibration_alone_is_told_first_and_names_the_next_step(
     assert "nothing was exported yet" in ship
 
 
+@pytest.mark.kind(8, "report")
 def test_names_are_told_as_they_are() -> None:
     """Escaping is the template's: nothing is escaped twice."""
     hostile = "<script>alert(1)</script>`|*"

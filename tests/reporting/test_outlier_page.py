@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
+
 from quantkit.reporting import stats_text, write_report
 from quantkit.reporting.collect import Found, Run
 from quantkit.reporting.definitions import DEFINITIONS
@@ -118,6 +120,7 @@ def test_logits_that_the_model_modified_have_their_own_maps(tmp_path: Path) -> N
         assert "By layer: modified logits of base, the head with the largest" in text
 
 
+@pytest.mark.kind(8, "report")
 def test_hostile_tokens_stay_text(tmp_path: Path) -> None:
     write_json(tmp_path / "stats.json", poisoned(stats_of("diff")))
     page, twin = rendered(tmp_path, tmp_path / "out")

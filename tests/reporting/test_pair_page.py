@@ -266,6 +266,7 @@ def test_what_is_gone_takes_its_pictures_along(folder: Path, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "figures").glob("pair-*.svg")] == [own.name]
 
 
+@pytest.mark.kind(8, "report")
 def test_a_hostile_task_stays_text(tmp_path: Path) -> None:
     write_run(tmp_path, seeds=False)
     found = read_json(tmp_path / "sweep.json", Sweep)

@@ -24,8 +24,8 @@ def test_the_fastest_within_two_percent_at_the_bad_end_wins() -> None:
     )
     assert found is not None and found.commands == ()
     assert found.sentences == (
-        "base: ship w8a8, perplexity +1.00 % [+0.50 %, +1.99 %], 2.00x as fast "
-        "(50.0 ms a prompt), 10.0 MB instead of 40.0 MB.",
+        "base: ship w8a8, within 2% of float: perplexity +1.00 % [+0.50 %, +1.99 %], 2.00x as fast "
+        "on a prompt (50.0 ms), 10.0 MB instead of 40.0 MB.",
     )
     assert found.table is not None
     assert [row[1] for row in found.table.rows] == ["w8a8"]

@@ -169,6 +169,7 @@ def hostile_run(folder: Path) -> None:
     write_json(folder / "sweep.json", dataclasses.replace(sweep, cells=cells, headline=HOSTILE))
 
 
+@pytest.mark.kind(8, "report")
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     hostile_run(tmp_path)
     page, twin = rendered([tmp_path], tmp_path / "out")

@@ -216,6 +216,18 @@ def test_quantizers_details_tasks_and_notes() -> None:
         "run0/sweep.json", "multiple-choice", "acc_norm, acc", "pydoc", "7" * 16, "400 items"
     )  # fmt: skip
     assert notes(TWO)[1] == "Kept in float in every row: linear_input/model.layers.0.mlp.down_proj."
+    guessed = [f"icl: m with logits{n} is at chance (0.250, chance 0.25, n = 9)." for n in range(9)]
+    sweep = TWO.sweeps[0].result
+    few, many = (
+        notes(run_of(dataclasses.replace(sweep, notes=["Else.", *said])))
+        for said in (guessed[:6], guessed)
+    )
+    assert few[:7] == ("Else.", *guessed[:6])
+    assert many[:2] == (
+        "Else.",
+        "9 figures are at chance or not shown to be above it, in icl: what bits do to them says "
+        "nothing. The tables mark them.",
+    )
     terms = [definition.term for definition in sweep_definitions(SIX)]
     assert terms == [
         "bits per byte (bits_per_byte)", "acc_norm", "acc", "exact match (exact_match)",

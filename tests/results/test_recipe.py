@@ -84,11 +84,13 @@ recipes = st.builds(
 )
 
 
+@pytest.mark.kind(10, "sweep")
 @given(recipes)
 def test_parse_is_the_inverse_of_str(recipe: Recipe) -> None:
     assert Recipe.parse(str(recipe)) == recipe
 
 
+@pytest.mark.kind(10, "sweep")
 @given(st.text(alphabet="wa0123456789logits+:headrw nonemyc", max_size=20))
 def test_any_text_is_a_recipe_or_an_input_error(text: str) -> None:
     try:

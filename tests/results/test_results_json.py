@@ -98,6 +98,7 @@ def check_older(plain: object, value: object, where: str = "") -> None:
         assert to_plain(value) == plain, where
 
 
+@pytest.mark.kind(8, "report")
 @pytest.mark.parametrize(("folder", "name", "cls"), OLDER, ids=case_id)
 def test_older_versions_are_read_and_what_they_lack_has_its_default(
     folder: Path, name: str, cls: type[object]
@@ -152,6 +153,7 @@ def test_version_1_of_stats_lacks_what_version_2_brought() -> None:
     assert group.abs_quantiles == {} and group.nan_count == 0
 
 
+@pytest.mark.kind(8, "report")
 def test_what_version_1_requires_is_still_required(tmp_path: Path) -> None:
     plain = json.loads((V1 / "base/stats.json").read_text())
     del plain["points"]["hidden_state"][0]["kurtosis"]
@@ -242,6 +244,7 @@ def changed(tmp_path: Path, name: str, **changes: object) -> Path:
     return path
 
 
+@pytest.mark.kind(8, "report")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -278,6 +281,7 @@ def test_unknown_literal_suggests(tmp_path: Path) -> None:
         read_json(path, Stats)
 
 
+@pytest.mark.kind(8, "report")
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null"])
 def test_what_is_no_result_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"

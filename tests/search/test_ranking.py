@@ -174,6 +174,7 @@ def test_keeping_is_as_short_as_measuring_allows(case: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.kind(4, "sensitivity")
 def test_batches_do_not_matter(case: Any, tmp_path: Path, batch_size: int) -> None:
     case = shortened(case, 3)
     case.loaded.model.double()  # in float32 a batch's rounding can tip a value to the next level
@@ -204,6 +205,7 @@ class Stop:
 
 
 @pytest.mark.parametrize(("at", "again"), [(10, 2), (20, 3), (70, 2)])
+@pytest.mark.kind(9, "sensitivity")
 def test_an_interrupted_search_goes_on_and_ends_the_same(
     case: Any, tmp_path: Path, at: int, again: int
 ) -> None:

@@ -115,6 +115,7 @@ class Stopper:
             raise KeyboardInterrupt
 
 
+@pytest.mark.kind(4, "sweep")
 def test_an_interrupted_sweep_goes_on_where_it_stopped(
     loaded: LoadedModel, text: TokenSlice, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_cell_of_an_older_version_is_computed_again(
     assert figures(run(loaded, text, tmp_path)) == figures(whole)
 
 
+@pytest.mark.kind(2, "sweep")
 def test_an_item_that_is_not_finite_is_named(
     loaded: LoadedModel, text: TokenSlice, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ class OneOf(Processes):
         yield sent.pop(0)
 
 
+@pytest.mark.kind(4, "sweep")
 def test_what_two_processes_share_is_what_one_finds(
     loaded: LoadedModel, text: TokenSlice, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def only_nan(batch: TokenBatch, positions: Tensor | None = None) -> Tensor:
     return torch.full((rows, columns if positions is None else len(positions), 257), torch.nan)
 
 
+@pytest.mark.kind(2, "sweep")
 @pytest.mark.parametrize(
     "make",
     [
@@ -51,6 +52,7 @@ def test_nan_is_no_wrong_answer_of_text(make: Any, tokenizer: Any) -> None:
         assert not np.isfinite(task.run(only_nan, batch)).any()
 
 
+@pytest.mark.kind(2, "sweep")
 def test_nan_is_no_wrong_answer_of_images(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "cat" / "0.png")

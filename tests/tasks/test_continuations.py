@@ -105,6 +105,7 @@ def pairs_of(tokenizer: Any) -> list[Continuation]:
     return [tokenized(tokenizer, *text) for text in texts]
 
 
+@pytest.mark.kind(4, "sweep")
 @pytest.mark.parametrize("batch_size", [1, 3, None], ids=lambda size: f"batch {size}")
 def test_sums_are_numpys_at_every_batch_size(
     tiny_llama: Any, tokenizer: Any, batch_size: int | None
@@ -197,6 +198,7 @@ def test_another_tokens_logit_is_needed_too_but_may_be_minus_infinity(
     assert np.isnan(likely.log_probability) == np.isnan(expected)
 
 
+@pytest.mark.kind(1, "sweep")
 def test_the_rows_of_a_batch_do_not_share_their_nan() -> None:
     def forward(batch: TokenBatch, positions: torch.Tensor | None = None) -> torch.Tensor:
         assert positions is not None

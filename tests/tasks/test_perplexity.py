@@ -55,6 +55,7 @@ def rows_of(task: Any, forward: Any) -> np.ndarray[Any, Any]:
     return np.array([rows[index] for index in range(len(rows))])
 
 
+@pytest.mark.kind(4, "sweep")
 @pytest.mark.parametrize("batch_size", [1, 2, 5], ids=lambda size: f"batch {size}")
 def test_figures_are_numpys_at_every_batch_size(
     tiny_llama: Any, tokenizer: Any, batch_size: int

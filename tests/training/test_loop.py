@@ -114,6 +114,7 @@ def test_the_steps_are_those_of_a_plain_loop(
         pytest.param({"optimizer": "muon", "decay_queries_keys": False}, id="muon"),
     ],
 )
+@pytest.mark.kind(4, "train")
 def test_it_goes_on_identically(
     short: Short, train_arm: Train, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -147,6 +148,7 @@ TORN = {
 }
 
 
+@pytest.mark.kind(8, "train")
 @pytest.mark.parametrize("damage", TORN.values(), ids=TORN.keys())
 def test_a_checkpoint_that_cannot_be_read(
     damage: Any, short: Short, train_arm: Train, tmp_path: Path

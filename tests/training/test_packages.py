@@ -90,6 +90,7 @@ def test_the_files_of_a_package(tmp_path: Path, name: str, data: bytes, top: str
     assert list(found) == sorted(found)
 
 
+@pytest.mark.kind(8, "train")
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -268,6 +269,7 @@ def test_without_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         package_file(verses(b"a package"), tmp_path / "cache")
 
 
+@pytest.mark.kind(6, "train")
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
 

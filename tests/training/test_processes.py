@@ -100,6 +100,7 @@ def assert_same_weights(folder: Path, whole: Path) -> None:
         assert (folder / name / WEIGHTS).read_bytes() == (whole / name / WEIGHTS).read_bytes(), name
 
 
+@pytest.mark.kind(9, "train")
 def test_killed_twice_it_ends_in_the_same_weights(
     write_pair: Callable[..., Path], whole: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_killed_twice_it_ends_in_the_same_weights(
     assert json.loads((out / "run.json").read_text())["finished"] is True
 
 
+@pytest.mark.kind(4, "train")
 def test_two_processes_give_the_weights_of_one(
     write_pair: Callable[..., Path], whole: Path, tmp_path: Path
 ) -> None:

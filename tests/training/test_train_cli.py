@@ -71,6 +71,7 @@ def same_weights(folder: Path, whole: Path) -> bool:
     )
 
 
+@pytest.mark.kind(4, "train", "cli")
 def test_ctrl_c_and_the_same_command_goes_on(
     write_pair: Write,
     whole: Path,
@@ -250,6 +251,7 @@ def test_an_arm_whose_weights_are_not_its_own_is_trained(
     assert same_weights(copy, whole) and is_finished(copy)
 
 
+@pytest.mark.kind(9, "train")
 def test_a_torn_checkpoint_is_one_line(write_pair: Write, tmp_path: Path) -> None:
     command = (write_pair(tmp_path, changed=SHORT), "--out", tmp_path / "out")
     assert invoke(*command, "--arm", "diff", "--quiet")[0] == 0

@@ -1,0 +1,1 @@
+"""What `kills.py` is made of: runs that end before their time, and what must hold afterwards."""
