@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
@@ -153,7 +154,7 @@ def run(cases: int, seed: int, names: Sequence[str] = ()) -> list[Outcome]:
     unknown = set(names) - {target.name for target in chosen}
     if unknown:
         raise SystemExit(f"no target {', '.join(sorted(unknown))}")
-    each = -(-cases // len(chosen))
+    each = math.ceil(cases / sum(1.0 / target.cost for target in chosen))
     found = []
     with tempfile.TemporaryDirectory(prefix="quantkit-fuzz-") as name:
         for target in chosen:

@@ -10,7 +10,7 @@ which makes the score a lower bound.
   the copy, and only the tests named in `KERNEL_TESTS` run, which are short without a compiler.
 * Property tests run without shrinking, from a fixed seed.
 * A survivor inside a `raise` or in what makes up a message is `error text`; every other one needs
-  a line in `benchmarks/data/mutation_reasons.json` (`where` and `change` are regular expressions),
+  a line in `benchmarks/mutation_reasons.json` (`where` and `change` are regular expressions),
   or is listed as `unexplained`.
 
     python benchmarks/mutation.py [--modules affine,observers/topk] [--most 250] [--seed 0]
@@ -42,7 +42,7 @@ from quantkit.results.environment import environment
 ROOT = Path(__file__).resolve().parents[1]
 NUMERICS = ROOT / "quantkit" / "numerics"
 OUT = Path(__file__).parent / "results" / "mutation.json"
-REASONS = Path(__file__).parent / "data" / "mutation_reasons.json"
+REASONS = Path(__file__).parent / "mutation_reasons.json"
 OBSERVERS = ("observers",)
 TESTED_BY = {
     "affine": ("affine", "affine_onnx"),
@@ -60,7 +60,7 @@ TESTED_BY = {
     "resampling": ("resampling",),
     "proportions": ("proportions",),
     "observers/moments": OBSERVERS,
-    "observers/bundle": ("observers", "choose"),
+    "observers/bundle": ("bundle",),
     "observers/rows": OBSERVERS,
     "divergence": ("divergence",),
     "cells": ("distortion", "divergence", "choose"),
@@ -116,16 +116,17 @@ def _copy(module: str, folder: Path) -> Path:
     )
     (folder / "tests" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     path = Path("quantkit/numerics") / f"{module}.py"
-    arguments = ["-p", "no:cacheprovider"]
+    arguments, ignored = ["-p", "no:cacheprovider"], []
     if module == "kernels":
         source = (folder / path).read_text(encoding="utf-8")
         (folder / path).write_text(re.sub(r"(?m)^@njit.*\n", "", source), encoding="utf-8")
         arguments += ["-k", KERNEL_TESTS]
+        ignored = ["ignore::RuntimeWarning"]  # numpy speaks of what compiled code overflows in
     selected = [f"tests/numerics/test_{name}.py" for name in TESTED_BY[module]]
     lines = (
         "[tool.pytest.ini_options]",
         'addopts = ["--import-mode=importlib"]',
-        'filterwarnings = ["error"]',
+        f"filterwarnings = {json.dumps(['error', *ignored])}",
         'markers = ["kind(number, *stages): reliability"]',
         "[tool.mutmut]",
         'source_paths = ["quantkit"]',

@@ -47,7 +47,7 @@ Counts = Mapping[str, Mapping[str, int]]
 """Kind -> stage -> tests; `all` counts each test once."""
 
 
-class _Collector:
+class Collector:
     """Counts marked tests as pytest collects them."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Collector:
 
 def collected() -> Counts:
     """Returns how many tests show each kind in each stage."""
-    collector = _Collector()
+    collector = Collector()
     code = pytest.main(["--collect-only", "-qq", "--no-header", str(ROOT)], plugins=[collector])
     if code:
         raise SystemExit(f"pytest could not collect the tests: {code!r}")

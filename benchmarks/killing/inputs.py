@@ -94,9 +94,6 @@ def make_inputs(folder: Path, names: Sequence[str] = COMMANDS) -> dict[str, Comm
         "train": ("train", str(pair)),
         "report": ("report", str(looked), str(swept)),
     }  # fmt: skip
-    # The process that compiles the kernels runs other machine code than those that load it from
-    # numba's cache: their last bits differ. None of the runs that are compared may be that one.
-    _done(command((*stats, "--out", str(folder / "first")), folder))
     for arguments, out, reader in (
         (("calibrate", models[0], *calib), ranges, "sensitivity"),
         (commands["export"], graphs, "diagnose"),

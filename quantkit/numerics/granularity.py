@@ -89,7 +89,7 @@ def weight_granularity(words: str) -> PerAxis | PerGroup:
     kind, _, size = words.partition(":")
     if words == "channel":
         return PerAxis(axis=0)
-    if kind == "group" and size.isascii() and size.isdigit():
+    if kind == "group" and size.isascii() and size.isdigit() and len(size) <= 9:
         return PerGroup(axis=1, group_size=int(size))
     raise InputError(
         f"Expected channel, or group:N with N inputs a group, for weights, got {words!r}."

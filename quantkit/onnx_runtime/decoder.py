@@ -178,7 +178,11 @@ def decoder_layout(
         if name in ("input_ids", "attention_mask", "position_ids"):
             continue
         if value.type not in _CACHE_TYPES or len(value.shape) != 4:
-            raise InputError(f"input {name!r} {value.type} is neither tokens, mask nor cache.")
+            is_window = "sliding_window" in name
+            raise InputError(
+                f"input {name!r} {value.type} is neither tokens, mask nor cache"
+                + (": graphs with a sliding window are not supported." if is_window else ".")
+            )
         heads, width = value.shape[1], value.shape[3]
         if not isinstance(heads, int) or not isinstance(width, int):
             raise InputError(f"cache input {name!r} has no fixed heads and width: {value.shape}.")

@@ -305,8 +305,8 @@ def _row(result: Export) -> tuple[str, ...]:
         _change_cell(accuracy),
         f"{before / after:.2f}x" if before and after else NOT_AVAILABLE,
         f"{decode[0] / decode[1]:.2f}x" if decode is not None else NOT_AVAILABLE,
-        _size_words(result).replace(" instead of ", " of "),
-        _memory_words(result),
+        _short(_size_words(result).replace(" instead of ", " of ")),
+        _short(_memory_words(result)),
         number(len(result.kept)),
     )
 
@@ -326,6 +326,13 @@ def _memory_words(result: Export) -> str:
     if after is None:
         return NOT_AVAILABLE
     return size(after) if before is None else f"{size(after)} of {size(before)}"
+
+
+def _short(sizes: str) -> str:
+    """Returns `7.5 of 16.7 MB`, where the unit of both is one."""
+    first, of, second = sizes.partition(" of ")
+    unit = f" {second.split()[-1]}" if of else ""
+    return f"{first.removesuffix(unit)} of {second}" if unit and first.endswith(unit) else sizes
 
 
 def _table(rows: tuple[tuple[str, ...], ...]) -> Table:

@@ -89,7 +89,17 @@ def test_words_for_weights() -> None:
     assert weight_granularity("channel") == PerAxis(axis=0)
     assert weight_granularity("group:32") == PerGroup(axis=1, group_size=32)
     assert weight_granularity("group:1") == PerGroup(axis=1, group_size=1)
-    for words in ("", "group", "group:", "group:x", "group:٣", "group:1:2", "channel:4", "row:4"):
+    for words in (
+        "",
+        "group",
+        "group:",
+        "group:x",
+        "group:٣",
+        "group:" + "9" * 5000,
+        "group:1:2",
+        "channel:4",
+        "row:4",
+    ):
         with pytest.raises(InputError, match="channel, or group:N"):
             weight_granularity(words)
     with pytest.raises(InputError, match="group_size=0"):

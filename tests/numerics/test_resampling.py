@@ -18,6 +18,7 @@ from quantkit.numerics.resampling import (
     RESAMPLES,
     interval,
     is_level,
+    paired_change,
     paired_interval,
     resampled,
 )
@@ -245,3 +246,52 @@ def test_many_units_stay_in_bounded_memory() -> None:
     tracemalloc.stop()
     assert peak < 64 << 20  # all draws at once would take 320 MB
     assert values.std() == pytest.approx(math.sqrt(2 / 9 / n), rel=0.1)
+
+
+T_11 = 2.201
+"""Student's t, 0.975, 11 degrees of freedom (any table)."""
+
+
+def test_a_change_is_no_narrower_than_students_of_the_differences() -> None:
+    draw = np.random.default_rng(5)
+    a, b = (Figure(draw.normal(size=12) + shift, np.ones(12)) for shift in (0.4, 0.0))
+    difference = a.total - b.total
+    half = T_11 * difference.std(ddof=1) / math.sqrt(12)
+    bootstrap = draw.normal(a.value, 0.01, 1000), np.full(1000, b.value)
+    lo, hi = paired_change(a, b, *bootstrap)
+    assert (lo, hi) == pytest.approx((difference.mean() - half, difference.mean() + half), rel=1e-3)
+    wide = np.linspace(-9.0, 9.0, 1001), np.zeros(1001)
+    assert paired_change(a, b, *wide) == pytest.approx((-8.55, 8.55), rel=0.01)
+
+
+def test_a_change_of_perplexities_is_a_ratio() -> None:
+    draw = np.random.default_rng(6)
+    tokens = draw.integers(50, 90, 12).astype(np.float64)
+    nats = draw.normal(3.0, 0.2, 12)
+    a = Figure(tokens * (nats + draw.normal(0.1, 0.05, 12)), tokens, "exp")
+    b = Figure(tokens * nats, tokens, "exp")
+    ratio = a.value / b.value
+    narrow = np.full(1000, a.value), np.full(1000, b.value)
+    lo, hi = paired_change(a, b, *narrow)
+    # the delta method by hand: log ratio = a weighted mean of the units' differences of nats
+    unit = (a.total - b.total) / tokens
+    pull = tokens / tokens.mean() * (unit - math.log(ratio))
+    half = math.exp(T_11 * pull.std(ddof=1) / math.sqrt(12))
+    assert (lo, hi) == pytest.approx((ratio / half, ratio * half), rel=1e-4)
+    wide = np.linspace(0.5, 3.0, 1001), np.ones(1001)
+    assert paired_change(a, b, *wide) == pytest.approx((0.5625, 2.9375), rel=0.01)
+
+
+@pytest.mark.parametrize("link", ["identity", "exp"])
+def test_a_change_of_few_units_or_without_a_finite_figure_is_unknown(
+    link: Literal["identity", "exp"],
+) -> None:
+    few = Figure(np.ones(LEAST_UNITS - 1), np.ones(LEAST_UNITS - 1), link)
+    values = np.ones(100)
+    assert all(map(math.isnan, paired_change(few, few, values, values)))
+    enough = Figure(np.ones(LEAST_UNITS), np.ones(LEAST_UNITS), link)
+    assert not any(map(math.isnan, paired_change(enough, enough, values, values)))
+    if link == "exp":
+        for odd in (np.array([1.0, math.inf]), np.array([1.0, math.nan])):
+            assert all(map(math.isnan, paired_change(enough, enough, odd, np.ones(2))))
+            assert all(map(math.isnan, paired_change(enough, enough, np.ones(2), np.zeros(2))))

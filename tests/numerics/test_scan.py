@@ -469,6 +469,8 @@ def test_tokens_and_channels_have_the_maxima_of_numpy(
     assert got.token_top.tolist() == size.max(1).tolist()
     assert got.channel_top.tolist() == size.max(0).tolist()
     assert got.channel_reached.tolist() == (size >= 6).sum(0).tolist()
+    assert got.channel_reached.dtype == torch.int64
+    assert got.is_finite == bool(np.isfinite(x[chosen]).all())
 
 
 # Histogram.from_dense and Bundle

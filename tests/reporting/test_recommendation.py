@@ -219,5 +219,5 @@ def test_memory_and_what_stayed_in_float_stand_in_the_table() -> None:
     found = recommendation(run_of(made))
     assert found is not None and found.table is not None
     row = dict(zip(found.table.columns, found.table.rows[0], strict=True))
-    assert row["memory"] == "30.0 MB of 90.0 MB" and row["in float"] == "2"
+    assert row["memory"] == "30.0 of 90.0 MB" and row["in float"] == "2"
     assert row["against float"] == "+0.00 % [-1.00 %, +1.00 %]" and row["prefill"] == "2.00x"
