@@ -82,7 +82,7 @@ def test_force_takes_a_link_away_and_not_what_it_leads_to(run: Path) -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pair of one arm whose files have known sizes: a tokenizer of 15 kB, rows of 99 kB, a larger checkpoint."""
+    """A pair of one arm whose files have known sizes: a tokenizer, rows, a larger checkpoint."""
     without_network(monkeypatch)
     prose = tmp_path / "prose"
     prose.mkdir()
