@@ -58,7 +58,7 @@ def prepare(folder: Path, samples: int, seq_len: int, most: int) -> None:
     from quantkit.calib_sets import text_slice
     from quantkit.exporting.float_export import export_float
     from quantkit.exporting.graphs import MODEL_FILE, load_graph
-    from quantkit.exporting.rewrite_linear import match_linears
+    from quantkit.exporting.linears import match_linears
     from quantkit.models import load
     from quantkit.probes import linear_modules
 

@@ -158,13 +158,11 @@ def page() -> str:
         f"![seconds by size]({PICTURE})",
     ]
     for part in PARTS:
-        table = tables.README_TABLES.get(part.name)
         if part.name == "growth" or part.result is None:
             continue
         found = tables.results(part.result)
         parts += [f"## {part.words}", f"`{part.command}`{_where(found)}"]
-        if table is not None:
-            parts.append(table(found))
+        parts.append(tables.PAGE_TABLES[part.result](found))
     return "\n\n".join(parts) + "\n"
 
 

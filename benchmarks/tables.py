@@ -195,6 +195,54 @@ def _exponent(fit: Mapping[str, Any]) -> str:
     return f"{fit['exponent']:.2f}{error}; {'flat' if memory is None else f'{memory:.2f}'}"
 
 
+def memory(found: Results) -> str:
+    """Returns how far each command's memory rises, by samples and length."""
+    return markdown(
+        ["", "samples", "tokens a sample", "memory"],
+        [
+            [
+                f"`{point['command']}`",
+                f"{point['samples']:,}",
+                f"{point['seq_len']:,}",
+                f"{point['growth_mib']:,.0f} MiB",
+            ]
+            for point in found["points"]
+        ],
+    )
+
+
+def monitor(found: Results) -> str:
+    """Returns what the monitor adds to a training step's processor time."""
+    return markdown(
+        ["", "parameters", "a recorded step", f"every {found['every']}th recorded"],
+        [
+            [
+                model["model"],
+                f"{model['parameters']:,}",
+                f"{model['processor']['recorded_step_ratio']:.3f}x",
+                f"{model['processor']['expected_ratio']:.4f}x",
+            ]
+            for model in found["models"]
+        ],
+    )
+
+
+def pair_logits(found: Results) -> str:
+    """Returns in how many items graph and simulation choose the same, and their perplexities."""
+    return markdown(
+        ["", "recipe", "same choice", "perplexity, graph and simulation"],
+        [
+            [
+                row["model"],
+                f"`{row['recipe']}`",
+                f"{row['items_agreed']} of {row['items']}",
+                ", ".join(f"{value:.2f}" for value in row["perplexity"]),
+            ]
+            for row in found["rows"]
+        ],
+    )
+
+
 def one(points: Sequence[Mapping[str, Any]], **wanted: object) -> Mapping[str, Any] | None:
     """Returns the point with these values; None without."""
     return next((p for p in points if all(p.get(k) == v for k, v in wanted.items())), None)
@@ -209,6 +257,14 @@ README_TABLES: Mapping[str, Callable[[Results], str]] = {
     "growth": growth,
 }
 """By the name of the results: the table that the README quotes."""
+
+PAGE_TABLES: Mapping[str, Callable[[Results], str]] = {
+    **README_TABLES,
+    "memory": memory,
+    "monitor": monitor,
+    "pair_logits": pair_logits,
+}
+"""By the name of the results: the table of the page."""
 
 
 MARK = re.compile(r"(<!-- benchmark: (\w+) -->\n\n)(?:\|.*\n)*")

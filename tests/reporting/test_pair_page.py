@@ -233,9 +233,9 @@ def test_one_seed_proves_little(tmp_path: Path) -> None:
 def test_the_page_leads_with_the_pair_and_says_nothing_twice(page: Path) -> None:
     text = (page / "report.html").read_text("utf-8")
     titles = re.findall(r'<h2 id="[^"]*">(.*?) <a ', without_names(text))
-    assert titles[2:7] == [
-        "The pair: outliers", "The pair: low bits", "The pair: retrieval and attention",
-        "How the models were trained", "Several seeds",
+    assert titles[2:8] == [
+        "The pair: outliers", "Outliers by layer and head", "The pair: low bits",
+        "The pair: retrieval and attention", "How the models were trained", "Several seeds",
     ]  # fmt: skip
     assert not re.search(r"No \w+\.json was found", text)
     assert titles[:2] == ["Largest magnitudes (Table 5 layout)", "The export to ship"]
