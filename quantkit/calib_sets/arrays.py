@@ -52,6 +52,8 @@ class ArraySlice:
         tokens: Real tokens in all where there are `input_ids`, else the number of samples.
         dtype: What batches cast the float32 to.
         named: The calibration set that they come from, if they do.
+        warnings: One sentence each, e.g. which images could not be read.
+        left_out: Samples of the source that are skipped in between, since they cannot be read.
     """
 
     source: str
@@ -64,6 +66,8 @@ class ArraySlice:
     tokens: int
     dtype: torch.dtype = torch.float32
     named: SetInfo | None = None
+    warnings: tuple[str, ...] = ()
+    left_out: int = 0
 
     @property
     def sequences(self) -> int:
@@ -112,6 +116,7 @@ class ArraySlice:
 
     def info(self, batch_size: int) -> DataInfo:
         """Returns what a result file says about the slice."""
+        fields = set_fields(self.named)
         return DataInfo(
             source=self.source,
             sha256=self.sha256,
@@ -125,7 +130,7 @@ class ArraySlice:
             python=platform.python_version(),
             modality=self.modality,
             preprocessing=self.preprocessing,
-            **set_fields(self.named),
+            **fields | {"warnings": [*fields.get("warnings", ()), *self.warnings]},
         )
 
 

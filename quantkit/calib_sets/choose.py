@@ -9,6 +9,7 @@ from torch import nn
 
 from quantkit.calib_sets.array_files import array_slice, decoder_start
 from quantkit.calib_sets.arrays import ArraySlice
+from quantkit.calib_sets.dataset_yaml import is_dataset_yaml
 from quantkit.calib_sets.find import find_set, set_names
 from quantkit.calib_sets.image_files import IMAGE_SUFFIXES, image_files
 from quantkit.calib_sets.images import SHAPES, image_slice
@@ -20,7 +21,7 @@ from quantkit.models.architectures import is_decoder_only
 
 _EXPECTED: Final = {
     "text": "pydoc or another set of text, a text file, a folder of .txt, a .jsonl, or .npz",
-    "image": "shapes or another set of images, an image, a folder of images, .npz or .npy",
+    "image": "shapes or another set of images, an image, a folder of them, data.yaml, .npz or .npy",
     "audio": "the model's input as .npz or .npy",
     "other": "the model's input as .npz or .npy",
 }
@@ -102,6 +103,8 @@ def _kind(path: Path, source: str, modality: str) -> str:
     Raises:
         InputError: no such file or folder, in the words of the model's own kind.
     """
+    if modality == "image" and is_dataset_yaml(source):
+        return "image"
     if not path.exists():
         names = set_names("images") if modality == "image" else set_names("text", "tokens")
         raise InputError(f"data {source!r}: no such file or folder.{suggest(source, names)}")

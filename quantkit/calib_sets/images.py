@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quantkit.calib_sets.arrays import ArraySlice, slice_of
 from quantkit.calib_sets.check import image_set
+from quantkit.calib_sets.dataset_yaml import dataset_images, is_dataset_yaml
 from quantkit.calib_sets.find import find_set
 from quantkit.calib_sets.image_files import (
     IMAGE_SUFFIXES,
@@ -24,18 +25,26 @@ from quantkit.errors import InputError
 from quantkit.models import LoadedModel
 
 SHAPES: Final = "shapes"
+UNREADABLE_SHARE: Final = 0.05
+"""Of the images that were asked for, that may be unreadable: left out and named. One may be, where
+that is so little of the source."""
+_NAMED: Final = 3
 
 
 def image_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0) -> ArraySlice:
     """Returns up to `samples` images after the first `skip`, as the model's input.
 
     Args:
-        source: A named set, an image file, or a folder whose images (also in its folders) are
-            taken in the order of their paths.
+        source: A named set, an image file, a folder whose images (also in its folders) are
+            taken in the order of their paths, or an Ultralytics `data.yaml[#SPLIT]`.
+
+    Images that cannot be read are left out and named in the slice's warnings, up to
+    `UNREADABLE_SHARE` of those that were asked for. Each image is read twice here, once to see
+    whether it can be, once for its hash.
 
     Raises:
-        InputError: no image after `skip`, one that cannot be read (by name), pillow is missing, or
-            a model that does not read such images.
+        InputError: no image after `skip`, more that cannot be read (the first by name), one of a
+            named set, pillow is missing, or a model that does not read such images.
     """
     found = find_set(source)
     files, named = (None, None) if found is None else image_set(found, skip, samples)
@@ -47,7 +56,8 @@ def image_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
             computed, loaded, source=source, skip=skip, preprocessing=words, named=named
         )
     if files is None:
-        files = image_files(Path(source).expanduser())
+        is_yaml = is_dataset_yaml(source)
+        files = dataset_images(source) if is_yaml else image_files(Path(source).expanduser())
     if not files:
         raise InputError(
             f"{source} holds no image: expected {', '.join(IMAGE_SUFFIXES)}, in it or its folders."
@@ -60,8 +70,42 @@ def image_slice(source: str, loaded: LoadedModel, *, samples: int, skip: int = 0
         )
     require_pillow()
     process, words = preprocessing_of(loaded)
+    asked = len(chosen)
+    warnings = () if named is not None else _leave_out_unreadable(chosen, source, len(files))
     rows = FileRows(files=chosen, process=process)
-    return slice_of(rows, loaded, source=source, skip=skip, preprocessing=words, named=named)
+    found_slice = slice_of(rows, loaded, source=source, skip=skip, preprocessing=words, named=named)
+    return replace(found_slice, warnings=warnings, left_out=asked - len(chosen))
+
+
+def _leave_out_unreadable(files: list[Path], source: str, there: int) -> tuple[str, ...]:
+    """Takes the files that cannot be read out of the list; returns a sentence that names them.
+
+    Args:
+        there: Images of the source.
+
+    Raises:
+        InputError: they are more than `UNREADABLE_SHARE`.
+    """
+    errors: dict[Path, InputError] = {}
+    for path in files:
+        try:
+            open_image(path)
+        except InputError as error:
+            errors[path] = error
+    if not errors:
+        return ()
+    first, count = next(iter(errors.values())), len(errors)
+    if count > max(UNREADABLE_SHARE * len(files), float(UNREADABLE_SHARE * there >= 1)):
+        if count == 1:
+            raise first
+        raise InputError(
+            f"{count} of {len(files)} images of {source} cannot be read, more than "
+            f"{100 * UNREADABLE_SHARE:g} %; the first: {first}"
+        ) from first
+    names = ", ".join(str(path) for path in list(errors)[:_NAMED])
+    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    files[:] = [path for path in files if path not in errors]
+    return (f"{source}: {count} images cannot be read and are left out: {names}{more}",)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,6 +20,7 @@ from quantkit.calib_sets.content import (
     files_sha256,
     source_files,
 )
+from quantkit.calib_sets.dataset_yaml import is_dataset_yaml
 from quantkit.calib_sets.documents import is_jsonl
 from quantkit.calib_sets.find import FOLDER, shipped_folder
 from quantkit.calib_sets.image_files import IMAGE_SUFFIXES, image_files, open_image, require_pillow
@@ -144,6 +145,11 @@ def _kind(source: Source) -> str:
     name = source.names[0]
     path = package_path(name) if source.type == "package" else Path(name).expanduser()
     suffix = path.suffix.lower()
+    if is_dataset_yaml(name):
+        raise InputError(
+            f"{name}: a set is made of the folder of its images; commands that read images take a "
+            "data.yaml itself."
+        )
     if suffix in ARRAY_SUFFIXES:
         return "arrays"
     if suffix in IMAGE_SUFFIXES or (

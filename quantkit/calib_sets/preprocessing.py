@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,12 @@ PROCESSOR_FILE: Final = "preprocessor_config.json"
 _DEFAULT_SIZE: Final = 224
 
 
+PAD: Final = 114
+"""Grey of the border of a letterboxed image, of 255 (Ultralytics)."""
+Fit = Literal["crop", "letterbox"]
+"""Resized to cover the target and its centre cut out, or to fit into it with a border around."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What a finished image is: its size in pixels, and the numbers that normalise it.
@@ -38,6 +44,7 @@ class Target:
     std: tuple[float, ...] = IMAGENET_STD
     crop_pct: float = 1.0
     """Share of the resized image that the centre crop keeps (timm)."""
+    fit: Fit = "crop"
 
     def __str__(self) -> str:
         """Returns the numbers in words."""
@@ -87,6 +94,7 @@ def target_of(loaded: LoadedModel) -> Target:
             mean=tuple(timm.get("mean") or IMAGENET_MEAN),
             std=tuple(timm.get("std") or IMAGENET_STD),
             crop_pct=float(timm.get("crop_pct") or 1.0),
+            fit=timm.get("fit", "crop"),
         )
     height, width = _size(getattr(vision, "image_size", None))
     return Target(height=height, width=width)
@@ -102,10 +110,14 @@ def preprocessing_of(loaded: LoadedModel) -> tuple[Callable[[Any], dict[str, Ten
     if _settings(loaded):
         return _with_processor(loaded)
 
+    fitted = _letterboxed if target.fit == "letterbox" else _cropped
+
     def plain(image: Any) -> dict[str, Tensor]:
-        return {loaded.input_name: target.normalised(_cropped(image, target))}
+        return {loaded.input_name: target.normalised(fitted(image, target))}
 
     words = f"shortest side resized (bicubic), centre cropped to {target}"
+    if target.fit == "letterbox":
+        words = f"letterboxed (bilinear, border of {PAD}) to {target}"
     return plain, words
 
 
@@ -169,3 +181,19 @@ def _cropped(image: Any, target: Target) -> np.ndarray[Any, Any]:
     resized = image.resize(size, Image.Resampling.BICUBIC)
     left, top = (size[0] - target.width) // 2, (size[1] - target.height) // 2
     return np.asarray(resized.crop((left, top, left + target.width, top + target.height)))
+
+
+def _letterboxed(image: Any, target: Target) -> np.ndarray[Any, Any]:
+    """Returns uint8 `[height, width, 3]`: the whole image in the middle, a grey border around.
+
+    Sizes and borders are rounded as Ultralytics does.
+    """
+    from PIL import Image
+
+    factor = min(target.height / image.height, target.width / image.width)
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    canvas = np.full((target.height, target.width, 3), PAD, np.uint8)
+    left, top = (target.width - width) // 2, (target.height - height) // 2
+    canvas[top : top + height, left : left + width] = np.asarray(resized)
+    return canvas

@@ -59,8 +59,9 @@ Data = Annotated[
         "--text",
         "--calib",
         show_default="pydoc; of an image model, shapes",
-        help=f"What the model reads: {_SOURCE} For an image model a folder of images, or a "
-        "named set of them. For any model a .npz of its inputs.",
+        help=f"What the model reads: {_SOURCE} For an image model a folder of images, an "
+        "Ultralytics data.yaml (its val; data.yaml#train), or a named set of images. For "
+        "any model a .npz of its inputs.",
         **_SET,
     ),
 ]

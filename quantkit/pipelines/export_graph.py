@@ -12,7 +12,7 @@ from typing import Final
 import onnx_ir as ir
 import onnxruntime as ort
 
-from quantkit.calib_sets import require_disjoint
+from quantkit.calib_sets import require_disjoint, sample_count_warning
 from quantkit.calibration import failed_guards, require_trustworthy
 from quantkit.errors import InputError
 from quantkit.exporting.any_graph import GraphLayers, graph_layers, quantize_layers
@@ -117,7 +117,11 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
     written = load_graph(model_path)
     return Export(
         model=_model_info(
-            job, path, parameters, evaluation, [*layers.left, *_reasons(unseen), *_unsound(fault)]
+            job,
+            path,
+            parameters,
+            evaluation,
+            [*layers.left, *_reasons(unseen), *_unsound(fault), *_told(calib, recipe)],
         ),
         data=_data_info(evaluation, shared),
         recipe=str(recipe),
@@ -183,9 +187,10 @@ def _data(
         )
 
     calib, taken = samples_of(job.calib, job.samples), job.samples
-    if held_out == job.calib and 1 < calib.samples.sequences < job.samples:
+    there = calib.samples.sequences + calib.left_out
+    if held_out == job.calib and 1 < there < job.samples:
         # that is all there is: a third is left to evaluate
-        taken = max(1, calib.samples.sequences * 2 // 3)
+        taken = max(1, there * 2 // 3)
         calib = samples_of(job.calib, taken)
     evaluation = samples_of(held_out, job.eval_samples, taken if held_out == job.calib else 0)
     shared = require_disjoint(
@@ -294,6 +299,14 @@ def _reasons(unseen: Mapping[str, str]) -> list[str]:
 
 def _unsound(fault: str) -> list[str]:
     return [f"ONNX's checker refuses the file as it was: {fault}"] if fault else []
+
+
+def _told(calib: GraphData, recipe: Recipe) -> list[str]:
+    """Returns what calibration's samples are warned of, where ranges come from them."""
+    if recipe.activations is None or recipe.activations.range != "static":
+        return []
+    few = sample_count_warning(calib.samples)
+    return [*calib.samples.info(calib.batch_size).warnings, *([few] if few else [])]
 
 
 def _parameters(graph: ir.Model) -> int:

@@ -5,7 +5,8 @@ What is given comes from the source; masks, token types, positions and an empty 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from quantkit.calib_sets import SHAPES, DataSlice, find_set, image_slice, text_slice
-from quantkit.calib_sets.arrays import slice_of
+from quantkit.calib_sets.arrays import ArraySlice, slice_of
 from quantkit.calib_sets.batches import Batch
 from quantkit.calib_sets.check import verified
 from quantkit.calib_sets.numpy_files import (
@@ -51,6 +52,9 @@ _FILLED: Final = (MASK, "token_type_ids", "position_ids", "cache_position")
 _PAST: Final = "past"
 _CHANNELS: Final = 3
 _SIZE: Final = 224
+_YOLO_SIZE: Final = 640
+_LETTERBOXED: Final = ("detect", "segment", "pose", "obb")
+"""What Ultralytics' exports say under `task`, beside `stride`: these read 0 to 1, letterboxed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,9 @@ class GraphInput:
     name: str
     shape: tuple[int | None, ...]
     type: str
+    letterbox: tuple[int, int] | None = None
+    """Height and width of its images where the file's metadata say that they have a border rather
+    than a cut."""
 
     @property
     def is_cache(self) -> bool:
@@ -92,6 +99,11 @@ class GraphData:
             yield graph_batch(batch, self.inputs)
 
     @property
+    def left_out(self) -> int:
+        """Samples of the source that cannot be read, between those that are used."""
+        return self.samples.left_out if isinstance(self.samples, ArraySlice) else 0
+
+    @property
     def alone(self) -> GraphData:
         """The same samples, one a batch, unless the graph's batch is fixed."""
         return replace(self, batch_size=_fixed_batch(self.inputs) or 1)
@@ -99,14 +111,30 @@ class GraphData:
 
 def inputs_of(session: ort.InferenceSession) -> tuple[GraphInput, ...]:
     """Returns the inputs of a graph as ONNX Runtime knows them."""
+    letterbox = _letterbox(session.get_modelmeta().custom_metadata_map)
     return tuple(
         GraphInput(
             name=value.name,
             shape=tuple(size if isinstance(size, int) else None for size in value.shape),
             type=value.type,
+            letterbox=letterbox,
         )
         for value in session.get_inputs()
     )
+
+
+def _letterbox(told: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the height and width that an export of Ultralytics names; None of other files."""
+    if told.get("task") not in _LETTERBOXED or "stride" not in told:
+        return None
+    try:
+        found = json.loads(told.get("imgsz", ""))
+    except ValueError:
+        return (_YOLO_SIZE, _YOLO_SIZE)
+    sides = found if isinstance(found, list) else [found, found]
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        return (_YOLO_SIZE, _YOLO_SIZE)
+    return sides[0], sides[1]
 
 
 def graph_data(
@@ -334,8 +362,12 @@ class _StandIn(nn.Module):
         super().__init__()
         self.main_input_name = value.name
         if value.is_image:
-            height, width = (size or _SIZE for size in value.shape[2:])
-            self.pretrained_cfg = {"input_size": (_CHANNELS, height, width)}
+            usual = value.letterbox or (_SIZE, _SIZE)
+            sides = (size or named for size, named in zip(value.shape[2:], usual, strict=True))
+            found: dict[str, Any] = {"input_size": (_CHANNELS, *sides)}
+            if value.letterbox is not None:
+                found |= {"fit": "letterbox", "mean": (0.0,) * 3, "std": (1.0,) * 3}
+            self.pretrained_cfg = found
 
 
 def _stand_in(path: Path, value: GraphInput) -> LoadedModel:
