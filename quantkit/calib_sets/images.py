@@ -104,8 +104,9 @@ def _leave_out_unreadable(files: list[Path], source: str, there: int) -> tuple[s
         ) from first
     names = ", ".join(str(path) for path in list(errors)[:_NAMED])
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    said = f"{source}: {count} of {len(files)} images cannot be read; left out: {names}{more}"
     files[:] = [path for path in files if path not in errors]
-    return (f"{source}: {count} images cannot be read and are left out: {names}{more}",)
+    return (said,)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

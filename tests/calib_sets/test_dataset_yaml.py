@@ -199,7 +199,7 @@ def test_a_few_unreadable_images_are_named_and_left_out(tmp_path: Path) -> None:
     chosen, batches = fed(str(tmp_path))
     assert chosen.sequences == count - 1 == len(batches)
     (warning,) = chosen.info(1).warnings
-    assert "1 images cannot be read" in warning and "007.png" in warning
+    assert f"1 of {count} images cannot be read" in warning and "007.png" in warning
     rest = tmp_path / "rest"
     save(rest, 7)
     save(rest, count - 8, first=8)
