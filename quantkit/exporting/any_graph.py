@@ -1,7 +1,7 @@
 """A recipe on a graph without a torch model: which layers take it, and what stays in float.
 
-Layers are MatMul and Gemm with a constant matrix and, for static 8-bit recipes, Conv with a
-constant weight. Products of two activations, as in attention, stay in float. So does a decoder's
+Layers are MatMul and Gemm with a constant matrix and, for w8a8 and w8a16, Conv with a constant
+weight. Products of two activations, as in attention, stay in float. So does a decoder's
 vocabulary projection, as in a graph made from a torch model.
 """
 
@@ -19,6 +19,7 @@ from quantkit.exporting.linears import LinearNode, find_linears, turns_input
 from quantkit.exporting.prepare import is_control_flow
 from quantkit.exporting.rewrite_conv import (
     BITS,
+    INPUT_BITS,
     ConvNode,
     conv_names,
     find_convs,
@@ -92,12 +93,13 @@ def graph_layers(model: ir.Model, recipe: Recipe) -> GraphLayers:
         isinstance(recipe.weights, WeightQuant)
         and (recipe.weights.bits, recipe.weights.group_size) == (BITS, None)
         and inputs is not None
-        and (inputs.bits, inputs.range) == (BITS, "static")
+        and inputs.bits in INPUT_BITS
+        and inputs.range == "static"
     )
     if convs and not fits and not recipe.is_float:
         left.append(
-            f"{len(convs)} convolutions stay in float: they are quantized by w8a8, which has "
-            "static 8-bit ranges"
+            f"{len(convs)} convolutions stay in float: they are quantized by w8a8 and w8a16, whose "
+            "ranges are static"
         )
         convs = []
     if transposed and not recipe.is_float:
@@ -135,7 +137,11 @@ def quantize_layers(
             that the storage cannot hold.
     """
     require_known(keep, layers.names, "to keep in float")
-    infos = quantize_convs(model, layers.convs, ranges=ranges, keep=keep) if layers.convs else []
+    infos: list[QuantizerInfo] = []
+    if layers.convs:
+        assert recipe.activations is not None  # else graph_layers leaves them out
+        bits = recipe.activations.bits
+        infos = quantize_convs(model, layers.convs, bits=bits, ranges=ranges, keep=keep)
     infos += quantize_linears(
         model, layers.linears, recipe, ranges=ranges, keep=keep, storage=storage
     )

@@ -1,10 +1,11 @@
-"""Convolutions on static 8-bit ranges, in the form that ONNX Runtime computes in integers.
+"""Convolutions on static ranges, at 8 bits in the form that ONNX Runtime computes in integers.
 
 Before: `Conv(x, W, b)` in float, maybe behind it an activation that only clips. After: the input
 and the result (that of the activation, where there is one) go through QuantizeLinear and
 DequantizeLinear on unsigned asymmetric grids, the weight is int8 with a symmetric narrow scale an
 output channel, and the bias int32 on the grid of the products, `scale_x * scale_w`. ONNX Runtime
-makes one QLinearConv of it; without the pair behind the node it would compute in float.
+makes one QLinearConv of it at 8 bits; without the pair behind the node it would compute in float.
+With inputs of 16 bits (w8a16, for NPUs) its CPU computes in float what lies on the grids.
 
 A weight is `[out, in / groups, ...]`: its output channels are axis 0, grouped or not.
 """
@@ -30,7 +31,9 @@ from quantkit.quantization import weight_scale
 from quantkit.results import QuantizerInfo, Range
 
 BITS: Final = 8
-"""Of weights and of what they multiply: ONNX Runtime 1.32 has no other convolution in integers."""
+"""Of weights."""
+INPUT_BITS: Final = (8, 16)
+"""Of what they multiply: ONNX Runtime 1.32 computes those of 8 bits in integers, on its CPU."""
 _CLIPS: Final = ("Relu", "Clip")
 _MOST_STEPS: Final = float(1 << 30)
 """Of a bias: half of what int32 holds."""
@@ -94,12 +97,14 @@ def quantize_convs(
     model: ir.Model,
     convs: Sequence[ConvNode],
     *,
+    bits: int = 8,
     ranges: Mapping[str, Range],
     keep: Collection[str] = (),
 ) -> list[QuantizerInfo]:
     """Rewrites the nodes in place and returns what was put on which grid.
 
     Args:
+        bits: Of inputs and results, one of `INPUT_BITS`.
         ranges: By the names of `conv_names`; input and result.
         keep: A convolution that one of its names is of stays in float whole: ONNX Runtime has no
             half of it.
@@ -111,12 +116,12 @@ def quantize_convs(
     infos: list[QuantizerInfo] = []
     done: set[ir.Value] = set()
     for conv in chosen:
-        infos.append(_quantize_result(model, conv, ranges, done))
+        infos.append(_quantize_result(model, conv, bits, ranges, done))
     shared: Shared = {}
     for conv in chosen:
         if conv.node.inputs[0] not in done:
-            infos.append(quantize_input(model, conv.flat, BITS, ranges, shared))
-        infos.append(_quantize_weight(model, conv, ranges))
+            infos.append(quantize_input(model, conv.flat, bits, ranges, shared))
+        infos.append(_quantize_weight(model, conv, bits, ranges))
     return infos
 
 
@@ -130,14 +135,16 @@ def _result(value: ir.Value) -> ir.Value:
     return node.outputs[0] if is_clip else value
 
 
-def _quantize_weight(model: ir.Model, conv: ConvNode, ranges: Mapping[str, Range]) -> QuantizerInfo:
+def _quantize_weight(
+    model: ir.Model, conv: ConvNode, bits: int, ranges: Mapping[str, Range]
+) -> QuantizerInfo:
     """Puts weight and bias on their grids.
 
     Where a bias is so large beside its channel's weights that int32 would not hold it, the weights
     get a coarser step: they hardly count there.
     """
     qtype, name = QType(bits=BITS, narrow=True), f"{conv.name}.weight"
-    input_scale = input_grid(ranges, conv.name, BITS)[0]
+    input_scale = input_grid(ranges, conv.name, bits)[0]
     rows = conv.flat.weight
     check_range(rows.min(), rows.max(), name)
     scale = weight_scale(rows, BITS, module=conv.name)
@@ -195,7 +202,11 @@ def _dequantized(
 
 
 def _quantize_result(
-    model: ir.Model, conv: ConvNode, ranges: Mapping[str, Range], done: set[ir.Value]
+    model: ir.Model,
+    conv: ConvNode,
+    bits: int,
+    ranges: Mapping[str, Range],
+    done: set[ir.Value],
 ) -> QuantizerInfo:
     """Puts the result on its grid, for all that read it in the main graph.
 
@@ -203,7 +214,7 @@ def _quantize_result(
         done: What lies on such a grid; added to.
     """
     name, value = conv_names(conv)[2], conv.result
-    scale, zero_point = input_grid(ranges, f"{conv.name}/result", BITS)
+    scale, zero_point = input_grid(ranges, f"{conv.name}/result", bits)
     uses, producer = list(value.uses()), value.producer()
     assert producer is not None  # it is a node's output
     marker = ir.node("Identity", [value])  # a place right behind the producer
@@ -214,7 +225,7 @@ def _quantize_result(
         name=name,
         scale=np.asarray(scale, np.float32),
         zero_point=zero_point,
-        qtype=QType(bits=BITS, signed=False),
+        qtype=QType(bits=bits, signed=False),
         before=marker,
     )
     for index, (user, place) in enumerate(uses):
@@ -230,7 +241,7 @@ def _quantize_result(
     model.graph.remove(marker, safe=True)
     return QuantizerInfo(
         name=name,
-        qtype=str(QType(bits=BITS, signed=False)),
+        qtype=str(QType(bits=bits, signed=False)),
         granularity="tensor",
         scale_min=scale,
         scale_max=scale,
