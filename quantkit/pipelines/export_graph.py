@@ -18,6 +18,7 @@ from quantkit.errors import InputError
 from quantkit.exporting.any_graph import GraphLayers, graph_layers, quantize_layers
 from quantkit.exporting.checks import STANDARD, check_graph, schema_fault
 from quantkit.exporting.graphs import MODEL_FILE, load_graph, save_graph
+from quantkit.exporting.half import KEPT_KEY, to_half
 from quantkit.exporting.layer_proof import prove_layers
 from quantkit.exporting.measure import alternating
 from quantkit.exporting.output_agreement import compare_outputs
@@ -74,7 +75,8 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
     steps = 4
     progress(f"exporting {path.name}: reading", 0, steps)
     graph = prepare_graph(path, opset=job.opset)
-    layers = graph_layers(graph, recipe)
+    is_half = job.format.is_half
+    layers = GraphLayers(linears=[]) if is_half else graph_layers(graph, recipe)
     parameters, domains = _parameters(graph), {_domain(node) for node in graph.graph.all_nodes()}
     unread = [str(value.name) for value in graph.graph.inputs if not value.uses()]
     reference = open_graph(path)
@@ -86,9 +88,13 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
         ranges, unseen = _ranges(prepared, layers, recipe, method, calib, progress)
         keep = [*kept_in_float(job.keep), *unseen]
         progress(f"exporting {path.name}: {recipe}", 2, steps)
-        quantizers = quantize_layers(
-            graph, layers, recipe, ranges=ranges, keep=keep, storage=job.format.storage
-        )
+        quantizers: list[QuantizerInfo] = []
+        if is_half:
+            graph = to_half(graph)
+        else:
+            quantizers = quantize_layers(
+                graph, layers, recipe, ranges=ranges, keep=keep, storage=job.format.storage
+            )
         model_path = save_graph(graph, folder)
         own = dataclasses.replace(job.format, recipe=recipe).domains
         fault = schema_fault(prepared)  # of the file as it was; ONNX Runtime asks for less
@@ -121,7 +127,13 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
             path,
             parameters,
             evaluation,
-            [*layers.left, *_reasons(unseen), *_unsound(fault), *_told(calib, recipe)],
+            [
+                *layers.left,
+                *_reasons(unseen),
+                *_unsound(fault),
+                *_told(calib, recipe),
+                *_wide(graph),
+            ],
         ),
         data=_data_info(evaluation, shared),
         recipe=str(recipe),
@@ -140,6 +152,7 @@ def export_graph_into(job: ExportJob, folder: Path, progress: Progress = silent)
         environment=environment(),
         storage=job.format.storage,
         layout=job.layout,
+        precision="float16" if is_half else "float32",
     )
 
 
@@ -149,8 +162,8 @@ def _check(job: ExportJob) -> Method:
     Raises:
         InputError: an option that a graph alone cannot serve.
     """
-    if job.format.is_half:
-        raise InputError("--quantize 16 takes a model of transformers, not an .onnx file.")
+    if job.format.is_half and job.keep:
+        raise InputError("--keep names quantizers, and --quantize 16 has none: leave it out.")
     if job.ranges is not None:
         raise InputError(
             "--ranges holds ranges of a torch model's layers, whose names a graph does not have: "
@@ -307,6 +320,12 @@ def _told(calib: GraphData, recipe: Recipe) -> list[str]:
         return []
     few = sample_count_warning(calib.samples)
     return [*calib.samples.info(calib.batch_size).warnings, *([few] if few else [])]
+
+
+def _wide(graph: ir.Model) -> list[str]:
+    """Returns a sentence for each weight that half precision could not hold."""
+    kept = graph.metadata_props.get(KEPT_KEY, "")
+    return [f"weight {line} stays in float32: float16 ends at 65504" for line in kept.splitlines()]
 
 
 def _parameters(graph: ir.Model) -> int:

@@ -277,10 +277,11 @@ def test_an_input_that_cannot_be_filled_is_named(
         ({"x": np.ones((9, 6), np.float32)}, {"samples": 4}, "share"),
         ({"x": noise(9, 7)}, {"samples": 4}, "ONNX Runtime cannot run"),
         ({"x": noise(9, 6)}, {"samples": 4, "method": "moving-average"}, "moving-average"),
-        ({"x": noise(9, 6)}, {"samples": 4, "recipe": "16"}, "--quantize 16"),
+        ({"x": noise(9, 6)}, {"samples": 4, "recipe": "16", "keep": ("weight/up",)}, "none: leave"),
+        ({"x": noise(9, 6)}, {"samples": 4, "recipe": "16"}, "no float32 weight to make smaller"),
         ({"x": noise(9, 6)}, {"samples": 4, "keep": ("weight/upp",)}, "weight/up"),
     ],
-    ids=["name", "nan", "too few", "shared", "shape", "method", "half", "keep"],
+    ids=["name", "nan", "too few", "shared", "shape", "method", "half", "small", "keep"],
 )
 def test_bad_input_is_one_line(
     tmp_path: Path, arrays: dict[str, np.ndarray], options: dict[str, Any], said: str
@@ -290,6 +291,32 @@ def test_bad_input_is_one_line(
     with pytest.raises(InputError, match=said) as error:
         export(mlp(tmp_path / "mlp.onnx"), tmp_path / "out", **sources, **options)
     assert "\n" not in str(error.value)
+
+
+def test_half_is_the_float_graph_with_rounded_weights(tmp_path: Path) -> None:
+    """And a weight that float16 cannot hold stays, and is named."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w1"], ["a"], name="stem", strides=[2, 2]),
+        helper.make_node("Flatten", ["a"], ["f"]),
+        helper.make_node("MatMul", ["f", "w2"], ["h"], name="inner"),
+        helper.make_node("MatMul", ["h", "w3"], ["y"], name="head"),
+    ]
+    weights = {"w1": noise(40, 3, 3, 3), "w2": noise(1960, 64), "w3": noise(64, 20)}
+    weights["w3"][3, 4] = 70000.0
+    shape = {"image": ("batch", 3, 16, 16)}
+    path = written(tmp_path / "net.onnx", nodes, weights, shape, ("y",))
+    rounded = {n: weights[n].astype(np.float16).astype(np.float32) for n in ("w1", "w2")}
+    rounded["w3"] = weights["w3"]
+    own = written(tmp_path / "rounded.onnx", nodes, rounded, shape, ("y",))
+    found = export(path, tmp_path / "out", recipe="16", samples=2, eval_samples=2)
+    assert (found.passed, found.precision, found.recipe) == (True, "float16", "none")
+    assert (found.quantizers, set(found.parity)) == ([], {"float", "outputs"})
+    (said,) = found.model.warnings
+    assert said == "weight w3 (|x| up to 7e+04) stays in float32: float16 ends at 65504"
+    x = {"image": noise(2, 3, 16, 16)}
+    (expected,), (got,) = outputs(own, x), outputs(tmp_path / "out" / "model.onnx", x)
+    assert np.abs(got - expected).max() <= 1e-6 * np.abs(expected).max()
+    assert found.files[0].bytes < 0.6 * path.stat().st_size
 
 
 def test_text_without_a_tokenizer_says_where_one_is_looked_for(tmp_path: Path) -> None:
