@@ -209,8 +209,10 @@ def _located(name_or_path: str) -> _Located:
         return _shipped(name_or_path)
     if path.is_file():
         if path.suffix != ".gguf":
+            is_graph = path.suffix.lower() == ".onnx"
+            taken = " An .onnx file is taken by `export` and `diagnose`." if is_graph else ""
             raise InputError(
-                f"{name_or_path} is a file; expected a .gguf file or a transformers folder."
+                f"{name_or_path} is a file; expected a .gguf file or a transformers folder.{taken}"
             )
         folder, sha256 = dequantized(path)
         notes = (DEQUANTIZED.format(what="GGUF"),)

@@ -439,6 +439,13 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.kind(8, "models")
+def test_a_graph_where_a_torch_model_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "graph.onnx"
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="taken by `export` and `diagnose`"):
+        load(str(path))
+
+
 def test_a_gguf_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "bad.gguf").write_bytes(b"not a gguf file at all" * 10)
