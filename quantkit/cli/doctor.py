@@ -17,7 +17,7 @@ from quantkit.cli import machine, options
 from quantkit.cli.named_models import NAMED
 
 REQUIRED: Final = (
-    "torch", "transformers", "accelerate", "optimum", "gguf", "onnx", "onnx-ir", "onnxscript",
+    "torch", "transformers", "accelerate", "optimum", "gguf", "onnx", "onnx-ir", "onnxscript", "pyyaml",
     "onnxruntime", "numba", "numpy", "safetensors", "typer", "rich", "jinja2", "altair",
     "vl-convert-python",
 )  # fmt: skip
