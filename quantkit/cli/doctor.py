@@ -17,9 +17,9 @@ from quantkit.cli import machine, options
 from quantkit.cli.named_models import NAMED
 
 REQUIRED: Final = (
-    "torch", "transformers", "accelerate", "optimum", "gguf", "onnx", "onnx-ir", "onnxscript", "pyyaml",
+    "torch", "transformers", "accelerate", "optimum", "gguf", "onnx", "onnx-ir", "onnxscript",
     "onnxruntime", "numba", "numpy", "safetensors", "typer", "rich", "jinja2", "altair",
-    "vl-convert-python",
+    "vl-convert-python", "pyyaml",
 )  # fmt: skip
 OPTIONAL: Final = {
     "bitsandbytes": ("LLM.int8 and NF4 rows of a sweep", "pip install bitsandbytes"),
